@@ -1,0 +1,45 @@
+"""Local SGD (FedAvg), with noise: ISRL-DP Local SGD, a baseline of Lowy, Ghafelebashi and Razaviyayn (2023, App. H).
+
+    for r = 0..R-1:
+        every silo, from x:  for k = 1..K:  w = prox(w - step_size * private(clip(grad f(w; z), clip)))
+        x = mean of the silos' w
+
+Formal guarantee: every local step is a release `local` of its silo, R*K in all, noised in the silo before it is used;
+the model that is sent is made of those alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+
+from silodp.algorithms.gradient import State
+from silodp.core import Algorithm, Federation, Public, Silo, Stream, Vector
+from silodp.sampling import BatchRule, Full
+
+
+class LocalSGD(Algorithm):
+    """Silos run `local_steps` private steps; the server averages their models."""
+
+    queries: ClassVar[tuple[str, ...]] = ("train",)
+
+    clip: Any
+    local_steps: int = eqx.field(static=True)
+    batch: BatchRule = Full()
+
+    def init(self, x0: Vector) -> State:
+        return State(x0)
+
+    def round(self, state: State, fed: Federation) -> State:
+        return State(fed.mean(self.train, state.x))
+
+    def train(self, silo: Silo, x: Vector) -> Public:
+        def step(k: Any, w: Vector) -> Vector:
+            v = silo.privatise(silo.mean([w], [1.0], self.clip, "local", self.batch, k), k)
+            return self.prox(w - self.step_size * v, self.step_size)
+
+        return Public(silo.loop(self.local_steps, step, x))
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: int) -> list[Stream]:
+        return [Stream("local", rounds * self.local_steps, self.batch)]

@@ -1,0 +1,256 @@
+"""The one description of a run: what a TOML file may say, checked before anything is spent or written."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+Trust = Literal["trusted", "untrusted"]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message names the key, the value and what would be right."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class DataConfig(Section):
+    """Where records come from and which silo holds which."""
+
+    source: str | list[str] | None = Field(
+        None, description="a dataset's name, a file, a folder or pattern with one file per silo, or a list of files"
+    )
+    silos: int | None = Field(None, ge=1, description="number of silos a single table is divided into")
+    partition: str | None = Field(None, description="iid, by-label, by-class, label-pairs, dirichlet, round-robin")
+    records: int | None = Field(None, ge=1, description="records of each silo (for `account`, or to cut silos)")
+    sizes: list[int] | None = Field(None, description="records of each silo, when they differ")
+    target: str | None = Field(None, description="name of the target column")
+    silo_column: str | None = Field(None, description="column that says which silo a row belongs to")
+    task: Literal["classification", "regression"] | None = None
+    alpha: float | None = Field(None, gt=0, description="concentration of the dirichlet partition")
+    preprocess: list[str] = Field([], description='steps in order, e.g. ["standardise", "pca:50", "bias"]')
+    test: float | str | None = Field(None, description="share of records held out for the test, or a file of them")
+    classes: list[str | int] | None = Field(None, description="the labels, when known beforehand")
+    per_class: int | None = Field(None, ge=1, description="keep the first so many records of each class")
+    limit: int | None = Field(None, ge=1, description="keep so many records, drawn by `seed`")
+    seed: int = Field(0, ge=0, description="public seed of split, subsample and partition")
+
+
+class ModelConfig(Section):
+    """The model: what a record's loss is."""
+
+    kind: str = Field(
+        "logistic", description="linear, ridge, logistic, softmax, mlp, cnn, or MODULE:FUNCTION returning a Model"
+    )
+    hidden: list[int] = Field([], description="widths of the hidden layers of an mlp")
+    activation: str | None = Field(None, description="softplus, sigmoid, relu, tanh")
+    loss: str | None = Field(None, description="squared or cross-entropy (mlp)")
+    regulariser: float = Field(0.0, ge=0, description="strength of ridge's |x|^2/2 or logistic's x^2/(1+x^2)")
+    bias: bool = True
+    initial: Literal["default", "zeros", "normal"] = "default"
+    initial_scale: float | None = Field(None, gt=0, description="standard deviation for initial = normal")
+    engine: Literal["auto", "structured", "general"] = "auto"
+    parameters: int | None = Field(None, ge=1, description="d, where `account` has no model to ask")
+
+
+class PrivacyConfig(Section):
+    """Who is trusted, and the target. Without epsilon, gdp or multipliers the run is not private."""
+
+    trust: Trust = "untrusted"
+    epsilon: float | None = Field(None, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    gdp: float | None = Field(None, gt=0, description="a Gaussian-DP mu in place of epsilon and delta")
+    multipliers: dict[str, float] | None = Field(
+        None, description="noise std over sensitivity, by stream: epsilon follows"
+    )
+    calibration: Literal["exact", "paper"] = "exact"
+    split: float | Literal["optimal"] | None = Field(
+        None, description="share of mu^2 given to the value stream (0.8 is DIFF2's u = 1.25), or optimal"
+    )
+    mask_amplification: bool = Field(False, description="account rand-k masks as hiding what they drop")
+
+    @field_validator("split")
+    @classmethod
+    def _share(cls, value: Any) -> Any:
+        if isinstance(value, float) and not 0 < value < 1:
+            raise ValueError("give a share between 0 and 1, or 'optimal'")
+        return value
+
+    @field_validator("multipliers")
+    @classmethod
+    def _nonnegative(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for stream, multiplier in (value or {}).items():
+            if not (multiplier > 0 and math.isfinite(multiplier)):
+                raise ValueError(f"{stream} = {multiplier}: give a positive number")
+        return value
+
+    @model_validator(mode="after")
+    def _one_target(self) -> PrivacyConfig:
+        given = [name for name in ("epsilon", "gdp", "multipliers") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are all given; give one of them")
+        return self
+
+    @property
+    def private(self) -> bool:
+        return self.epsilon is not None or self.gdp is not None or self.multipliers is not None
+
+
+class AlgorithmConfig(Section):
+    """The algorithm and its numbers; names as in the table of symbols in the docs."""
+
+    name: str = "spider"
+    rounds: int = Field(50, ge=1)
+    step_size: float | None = Field(None, gt=0)
+    clip: float | None = Field(None, gt=0, description="C1: clip norm of a record's gradient")
+    clip_difference: float | None = Field(None, gt=0, description="C2: clip norm of a difference per unit |x - y|")
+    clip_local: float | None = Field(None, gt=0, description="C3: clip norm of a local difference per unit |x - y|")
+    capped: bool | None = Field(None, description="cap the clip of differences at 2 * clip")
+    restart: int | None = Field(None, ge=1, description="T: rounds between fresh gradients")
+    batch: int | None = Field(None, ge=1, description="b: records of a silo in a round; all when left out")
+    sampling: Literal["full", "poisson", "fixed", "one-pass"] | None = None
+    batch_first: int | None = Field(None, ge=1, description="B0: batch of the first round")
+    batch_local: int | None = Field(None, ge=1, description="B2: batch of local steps")
+    local_steps: int | None = Field(None, ge=1, description="K: local steps")
+    momentum: float | None = Field(None, gt=0, le=1, description="beta")
+    snapshot_probability: float | None = Field(None, gt=0, le=1, description="p of SVRG")
+    epochs: int | None = Field(None, ge=1, description="epochs of prox-svrg between restarts of the whole")
+    diameter: float | None = Field(None, gt=0, description="D of mu2's ball")
+    gradient_bound: float | None = Field(None, gt=0, description="G")
+    smoothness: float | None = Field(None, gt=0, description="L")
+    participation: int | None = Field(None, ge=1, description="M: silos in a round; all when left out")
+    schedule: Literal["random", "fixed"] = Field(
+        "random", description="fixed: who takes part is drawn from the public seed beforehand, and only that is charged"
+    )
+    weights: Literal["equal", "size"] = Field("equal", description="weights of silos in the objective")
+    compressor: str | None = Field(None, description="identity, rand-k, qsgd, natural")
+    keep: int | None = Field(None, ge=1, description="k of rand-k")
+    levels: int | None = Field(None, ge=1, description="levels of qsgd")
+    shifted: bool | None = Field(None, description="compress against a running shift")
+    prox: str | dict[str, str | float] = Field(
+        "none", description='none, or a table such as {kind = "l1", strength = 0.1}; see the docs for the kinds'
+    )
+
+
+class RunConfig(Section):
+    """Seeds, reporting, and where the run's directory goes."""
+
+    seed: int = Field(0, ge=0, description="seed of the simulation; never used for what leaves a silo for real")
+    every: int | None = Field(None, ge=1, description="rounds between history rows")
+    output: str = "runs"
+    mode: Literal["simulation", "messages"] = "simulation"
+    test_seed: bool = Field(
+        False, description="message mode: silos derive their noise from `seed`, as the simulation does; not private"
+    )
+
+
+class SweepConfig(Section):
+    """A grid over traced numbers; every combination runs in one compiled program."""
+
+    grid: dict[str, list[float]] = {}
+    select: str = Field("objective", description="history column by which the best setting is chosen")
+    private_trials: float | None = Field(
+        None, gt=0, description="expected number of trials of a private selection; none: the optimum is not private"
+    )
+
+
+class Config(Section):
+    """A whole run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    run: RunConfig = RunConfig()
+    sweep: SweepConfig = SweepConfig()
+
+
+def load_config(path: Path | str, overrides: list[str] | None = None) -> Config:
+    """A TOML file with `section.key=value` overrides, checked."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"config file {str(path)!r} does not exist; give the path of a TOML file")
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return parse_config(with_overrides(tree, overrides or []))
+
+
+def parse_config(tree: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from None
+
+
+def with_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """`section.key=value`, the value read as TOML when it can be and as a string otherwise."""
+    tree = {name: dict(section) if isinstance(section, dict) else section for name, section in tree.items()}
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        section, dot, key = path.strip().partition(".")
+        if not (equals and dot and key):
+            raise ConfigError(f"--set {override!r}: write section.key=value, e.g. algorithm.rounds=100")
+        tree.setdefault(section, {})[key] = toml_value(text.strip())
+    return tree
+
+
+def toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def explain(error: ValidationError) -> str:
+    """One line for the first thing that is wrong."""
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("literal[", "float", "list[", "str")))
+    if first["type"] == "extra_forbidden":
+        return f"{path}: unknown key{suggestion(first['loc'])}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" and isinstance(first["input"], dict | Section):
+        return f"{path}: {message}"
+    return f"{path} = {first['input']!r}: {message[0].lower() + message[1:]}"
+
+
+def suggestion(location: tuple[int | str, ...]) -> str:
+    """What was probably meant, and what there is."""
+    known: Any = Config
+    for part in location[:-1]:
+        known = known.model_fields[str(part)].annotation
+    names = list(known.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), names, n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    return f"{meant}; known: {', '.join(names)}"
+
+
+def to_toml(config: Config) -> str:
+    """The config as TOML, without what was left at its default."""
+    tree = config.model_dump(exclude_defaults=True)
+    sections = [
+        f"[{name}]\n" + "".join(f"{key} = {toml_literal(value)}\n" for key, value in section.items())
+        for name, section in tree.items()
+    ]
+    return "\n".join(sections)
+
+
+def toml_literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_literal(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml_literal(k)} = {toml_literal(v)}" for k, v in value.items()) + "}"
+    return repr(value)

@@ -1,0 +1,209 @@
+"""What happens to a record: gradient -> clip -> mean -> noise -> server -> step.
+
+An `Algorithm` learns about data through a `Federation` only. The federation asks silos a *query*: a method of the
+algorithm that runs inside a silo, sees public arguments and a `Silo`, and returns a `RecordMean` (a clipped mean of
+per-record vectors, not yet evaluated), a `Release` made from one, or `Public` (made of what the silo has privatised
+before). A `Channel` (silodp.channels) is the trust model: it turns answers into messages and messages into their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from silodp.prox import Prox
+from silodp.randomness import Randomness
+from silodp.sampling import Batch, BatchRule, Full
+
+if TYPE_CHECKING:
+    from silodp.channels import Channel
+    from silodp.objective import Objective
+
+Vector = Float[Array, " d"]
+Scalar = Float[Array, ""]
+
+
+class Release(eqx.Module):
+    """A vector made from private records that moves by at most `bound` (l2) when one of them is replaced."""
+
+    value: Vector
+    bound: Scalar
+    stream: str = eqx.field(static=True)
+
+
+class Public(eqx.Module):
+    """A vector that only depends on what the silo has privatised already: it needs no further noise."""
+
+    value: Vector
+
+
+class RecordMean(eqx.Module):
+    """mean over a batch of clip(sum_k c_k grad f(x_k; z), clip): the only door from records to messages.
+
+    It stays unevaluated until a channel asks, because a shuffled channel needs the records one by one.
+    """
+
+    objective: Objective
+    batch: Batch
+    points: tuple[Vector, ...]
+    coefficients: tuple[Any, ...]
+    clip: Any  # a traced scalar, or None: not clipped, hence not private
+    stream: str = eqx.field(static=True)
+
+    def release(self) -> Release:
+        total = self.objective.clipped_sum(
+            self.points, self.coefficients, self.batch.records, self.batch.weights, self.clip
+        )
+        bound = jnp.inf if self.clip is None else 2 * self.clip / self.batch.divisor
+        return Release(total / self.batch.divisor, jnp.float32(bound), self.stream)
+
+
+Answer = RecordMean | Release | Public
+
+
+class Tally(eqx.Module):
+    """Releases of one stream counted while they happen, with the smallest noise multiplier any of them carried."""
+
+    count: Int[Array, "*silos"]
+    multiplier: Float[Array, "*silos"]
+
+
+class Account(eqx.Module):
+    """What a silo (or, stacked, every silo) has really spent: releases by stream, and record gradients evaluated."""
+
+    tallies: dict[str, Tally]
+    gradients: Float[Array, "*silos"]
+
+    @staticmethod
+    def empty(streams: Sequence[str], shape: tuple[int, ...] = ()) -> Account:
+        fresh = lambda: Tally(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.inf, jnp.float32))
+        return Account({name: fresh() for name in sorted(streams)}, jnp.zeros(shape, jnp.float32))
+
+    def spend(self, stream: str, multiplier: Array) -> Account:
+        if stream not in self.tallies:
+            raise ValueError(
+                f"stream {stream!r} is released but releases() does not declare it; declared: {list(self.tallies)}"
+            )
+        old = self.tallies[stream]
+        new = Tally(old.count + 1, jnp.minimum(old.multiplier, multiplier))
+        return Account({**self.tallies, stream: new}, self.gradients)
+
+    def work(self, gradients: Array) -> Account:
+        return Account(self.tallies, self.gradients + gradients)
+
+
+class Silo:
+    """One silo's side of one round. `memory` and `account` may be replaced by a query; both stay in the silo."""
+
+    def __init__(
+        self,
+        *,
+        objective: Objective,
+        channel: Channel,
+        records: PyTree[Array],
+        size: Array,
+        index: Array,
+        round: Array,
+        randomness: Randomness,
+        memory: PyTree,
+        account: Account,
+    ):
+        self.objective, self.channel = objective, channel
+        self.records, self.size, self.index, self.round = records, size, index, round
+        self.randomness, self.memory, self.account = randomness, memory, account
+
+    def mean(
+        self,
+        points: Sequence[Vector],
+        coefficients: Sequence[Any],
+        clip: Any,
+        stream: str,
+        batch: BatchRule | Batch | None = None,
+        step: Any = 0,
+    ) -> RecordMean:
+        """The clipped mean of sum_k c_k grad f(x_k; z) over a batch (drawn here when a rule is given)."""
+        rule = Full() if batch is None else batch
+        drawn = rule if isinstance(rule, Batch) else rule.draw(self, stream, step)
+        self.account = self.account.work(len(points) * drawn.divisor)
+        return RecordMean(self.objective, drawn, tuple(points), tuple(coefficients), clip, stream)
+
+    def privatise(self, answer: RecordMean, step: Any = 0) -> Vector:
+        """A local step's clipped mean with this silo's own noise: a release of its own, counted."""
+        return self.channel.privatise_local(answer.release(), self, step)
+
+    def loop(self, steps: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+        """carry = body(k, carry) for k < steps, with the releases made inside counted."""
+
+        def step(k: Array, packed: tuple[Account, Any]) -> tuple[Account, Any]:
+            self.account, inner = packed
+            inner = body(k, inner)
+            return self.account, inner
+
+        self.account, carry = jax.lax.fori_loop(0, steps, step, (self.account, carry))
+        return carry
+
+
+class Stream(NamedTuple):
+    """One line of what an algorithm releases about a silo: so many releases, over batches drawn by this rule."""
+
+    name: str
+    count: int
+    batch: BatchRule
+
+
+class Federation(Protocol):
+    """An algorithm's only access to data. `round` counts from 0 and is public, as is every argument of a query."""
+
+    round: Any
+    silos: int
+
+    def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
+        """Ask this round's silos and return the private weighted mean of their answers."""
+        ...
+
+    def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
+        """Let one silo work on its own, on public arguments; what it returns it has privatised itself."""
+        ...
+
+    def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """`yes()` or `no()`, only one of which is executed; both may ask silos."""
+        ...
+
+    def coin(self, purpose: str) -> Scalar:
+        """A public uniform number of this round, drawn by the server."""
+        ...
+
+
+class Algorithm(eqx.Module):
+    """`init(x0)` and `round(state, fed)`. Scalars that may be swept are traced; shapes and counts are static."""
+
+    queries: ClassVar[tuple[str, ...]] = ()  # the methods that a silo answers; it refuses all others
+
+    step_size: Scalar
+    prox: Prox
+
+    def init(self, x0: Vector) -> Any:
+        raise NotImplementedError
+
+    def round(self, state: Any, fed: Federation) -> Any:
+        raise NotImplementedError
+
+    def remember(self, silo: Silo, x0: Vector) -> PyTree:
+        """What a silo keeps for itself between rounds; it never leaves it."""
+        return ()
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: int) -> list[Stream]:
+        """What this run releases about the records of one silo that takes part in every round."""
+        raise NotImplementedError
+
+
+def norm(v: Vector) -> Scalar:
+    """|v| without overflow or underflow on the way: points a millionth apart still have a distance."""
+    largest = jnp.max(jnp.abs(v), initial=0.0)
+    scale = jnp.where(largest > 0, largest, 1.0)
+    return scale * jnp.sqrt(jnp.sum((v / scale) ** 2))

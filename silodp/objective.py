@@ -1,0 +1,54 @@
+"""A model's per-record loss on flat parameter vectors, as the algorithms see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from silodp.gradients import clipped_sum, engine_for
+from silodp.models import Model
+
+Vector = Float[Array, " d"]
+
+
+class Objective(eqx.Module):
+    """Pytrees outside, one flat vector inside: `unravel` is the only place where the two meet."""
+
+    model: Model = eqx.field(static=True)
+    unravel: Callable[[Vector], PyTree] = eqx.field(static=True)
+    parameters: int = eqx.field(static=True)
+    engine: str = eqx.field(static=True)
+    engine_reason: str = eqx.field(static=True)
+
+    def clipped_sum(
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
+    ) -> Vector:
+        """sum_j weights_j * clip(sum_k c_k grad f(x_k; z_j), clip); `clip` None: the plain weighted sum."""
+        if clip is None:
+            return self._plain_sum(points, coefficients, records, weights)
+        trees = [self.unravel(x) for x in points]
+        summed = clipped_sum(self.model.loss, trees, coefficients, records, weights, clip, engine=self.engine)
+        return ravel_pytree(summed)[0]
+
+    def _plain_sum(
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array
+    ) -> Vector:
+        total = lambda x: jnp.sum(weights * self.losses(x, records))
+        return sum((c * jax.grad(total)(x) for c, x in zip(coefficients, points, strict=True)), jnp.zeros(()))
+
+    def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
+        return jax.vmap(self.model.loss, in_axes=(None, 0))(self.unravel(x), records)
+
+
+def build_objective(model: Model, record: PyTree, engine: str = "auto") -> Objective:
+    """Fix the flat layout of a model's parameters and choose the gradient engine for one of its records."""
+    params = model.init(jax.random.key(0))
+    flat, unravel = ravel_pytree(params)
+    chosen, reason = engine_for(model.loss, params, record) if engine == "auto" else (engine, "forced by the user")
+    return Objective(model, unravel, int(flat.size), chosen, reason)

@@ -1,0 +1,178 @@
+"""A federation simulated in one compiled program: silos stacked and vmapped, every key derived from one seed.
+
+`ask` is the silo's whole side of a question. The message run (silodp.run.messages) calls the very same function in the
+silo's own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from silodp.channels import Channel
+from silodp.core import Account, Algorithm, Answer, Public, Silo, Vector
+from silodp.objective import Objective
+from silodp.randomness import Randomness, SeededRandomness
+
+SERVER = -1  # the server's place among the silos, for its keys
+
+
+class Silos(eqx.Module):
+    """All silos' records, stacked and padded to the longest; silo i owns the first sizes[i] rows of its block."""
+
+    records: PyTree[Array]
+    sizes: Int[Array, " silos"]
+    weights: Float[Array, " silos"]
+
+    def __len__(self) -> int:
+        return self.sizes.shape[0]
+
+
+class Ends(eqx.Module):
+    """What both ends keep between rounds: each silo's memory, each end of the channel, each silo's account."""
+
+    memory: PyTree
+    silo_channel: PyTree
+    server_channel: PyTree
+    accounts: Account
+    bits: Float[Array, "2"]  # up, down
+
+
+def silo_key(key: Key[Array, ""], round: Any, index: Any) -> Key[Array, ""]:
+    """The seed of one party in one round of a simulation."""
+    return jax.random.fold_in(jax.random.fold_in(key, round), jnp.asarray(index + 1, jnp.uint32))
+
+
+def ask(
+    query: Callable[..., Answer], public: tuple[Array, ...], silo: Silo, channel: Channel, wire: PyTree
+) -> tuple[PyTree, PyTree, Account, PyTree]:
+    """A silo's side: answer the query, send the answer. Returns message, memory, account, its end of the channel."""
+    message, wire = channel.send(query(silo, *public), silo, wire)
+    return message, silo.memory, silo.account, wire
+
+
+class SimulatedFederation:
+    """One round of all silos inside a compiled program. What changes is kept in `ends`."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        channel: Channel,
+        silos: Silos,
+        participation: int | None,
+        key: Key[Array, ""],
+        round: Int[Array, ""],
+        ends: Ends,
+    ):
+        self.objective, self.channel, self.data, self.key, self.round, self.ends = (
+            objective, channel, silos, key, round, ends,
+        )  # fmt: skip
+        self.silos = len(silos)
+        self.server = SeededRandomness(silo_key(key, round, SERVER))
+        everyone = participation is None or participation == self.silos
+        self.present = None if everyone else participants(self.server, self.silos, participation)
+
+    def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
+        ends = self.ends
+        present = jnp.arange(self.silos) if self.present is None else self.present
+        pick = (lambda tree: tree) if self.present is None else rows(present)
+        answers = jax.vmap(lambda *own: self._ask(query, public, *own))(
+            pick(self.data.records), pick(self.data.sizes), present,
+            pick(ends.memory), pick(ends.accounts), pick(ends.silo_channel),
+        )  # fmt: skip
+        messages, memory, accounts, wires = answers
+        weights = pick(self.data.weights)
+        value, accounts, server_channel = self.channel.receive(
+            messages, weights / weights.sum(), accounts, self.server, ends.server_channel
+        )
+        place = (lambda old, new: new) if self.present is None else put(present)
+        self.ends = Ends(
+            place(ends.memory, memory), place(ends.silo_channel, wires), server_channel,
+            place(ends.accounts, accounts), ends.bits + self._bits(messages, public, len(present)),
+        )  # fmt: skip
+        return value
+
+    def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
+        ends, one = self.ends, jnp.asarray(index)[None]
+        pick = lambda tree: jax.tree.map(lambda leaf: leaf[index], tree)
+        silo = self._silo(
+            pick(self.data.records), self.data.sizes[index], jnp.asarray(index), pick(ends.memory), pick(ends.accounts)
+        )
+        value = task(silo, *public).value
+        lift = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
+        down = 32.0 * sum(p.size for p in public)
+        self.ends = Ends(
+            put(one)(ends.memory, lift(silo.memory)), ends.silo_channel, ends.server_channel,
+            put(one)(ends.accounts, lift(silo.account)), ends.bits + jnp.array([32.0 * value.size, down]),
+        )  # fmt: skip
+        return value
+
+    def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        def branch(run: Callable[[], Any]) -> Callable[[Ends], tuple[Any, Ends]]:
+            def traced(ends: Ends) -> tuple[Any, Ends]:
+                self.ends = ends
+                return run(), self.ends
+
+            return traced
+
+        value, self.ends = jax.lax.cond(predicate, branch(yes), branch(no), self.ends)
+        return value
+
+    def coin(self, purpose: str) -> Float[Array, ""]:
+        return self.server.uniform(f"coin/{purpose}", ())
+
+    def _ask(self, query: Any, public: Any, records: Any, size: Any, index: Any, memory: Any, account: Any, wire: Any):
+        return ask(query, public, self._silo(records, size, index, memory, account), self.channel, wire)
+
+    def _silo(self, records: PyTree, size: Array, index: Array, memory: PyTree, account: Account) -> Silo:
+        return Silo(
+            objective=self.objective, channel=self.channel, records=records, size=size, index=index, round=self.round,
+            randomness=SeededRandomness(silo_key(self.key, self.round, index)), memory=memory, account=account,
+        )  # fmt: skip
+
+    def _bits(self, messages: PyTree, public: tuple[Array, ...], present: int) -> Float[Array, "2"]:
+        one = jax.tree.map(lambda leaf: leaf[0], messages)
+        down = 32 * sum(p.size for p in public)
+        return present * jnp.array([self.channel.message_bits(one), down], jnp.float32)
+
+
+def participants(server: Randomness, silos: int, count: int | None) -> Int[Array, " m"]:
+    """The silos of this round: a uniform subset drawn by public coins, in increasing order."""
+    tickets = server.uniform("participation", (silos,))
+    return jnp.sort(jax.lax.top_k(tickets, count or silos)[1])
+
+
+def rows(indices: Array) -> Callable[[PyTree], PyTree]:
+    return lambda tree: jax.tree.map(lambda leaf: leaf[indices], tree)
+
+
+def put(indices: Array) -> Callable[[PyTree, PyTree], PyTree]:
+    """Write the participants' rows back; absent silos keep theirs."""
+    return lambda old, new: jax.tree.map(lambda o, n: o.at[indices].set(n), old, new)
+
+
+def opening(
+    objective: Objective, algorithm: Algorithm, channel: Channel, silos: Silos, x0: Vector, streams: list[str],
+    key: Key[Array, ""],
+) -> Ends:  # fmt: skip
+    """Both ends before the first round."""
+
+    def remember(records: PyTree, size: Array, index: Array) -> PyTree:
+        silo = Silo(
+            objective=objective, channel=channel, records=records, size=size, index=index, round=jnp.int32(-1),
+            randomness=SeededRandomness(silo_key(key, -1, index)), memory=(), account=Account.empty(streams),
+        )  # fmt: skip
+        return algorithm.remember(silo, x0)
+
+    count = len(silos)
+    memory = jax.vmap(remember)(silos.records, silos.sizes, jnp.arange(count))
+    wire = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), channel.remember(objective.parameters)
+    )
+    accounts = Account.empty(streams, (count,))
+    return Ends(memory, wire, channel.open(objective.parameters), accounts, jnp.zeros(2))

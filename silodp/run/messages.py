@@ -1,0 +1,165 @@
+"""The same algorithm message by message: every silo in a process of its own, bytes between them, nothing shared.
+
+The server's side of a round is the algorithm's own `round`, executed eagerly with a `MessageFederation`. The silo's
+side is silodp.run.silo.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import Any, BinaryIO, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from silodp.build import Assembled
+from silodp.channels import Packed
+from silodp.core import Account, Answer, Public, Tally, Vector
+from silodp.data import FederatedData
+from silodp.randomness import Randomness, SeededRandomness, SystemRandomness
+from silodp.run.federation import SERVER, participants, silo_key
+from silodp.run.wire import WireError, decode, encode, read_frame, write_frame
+
+
+class SiloProcess(AbstractContextManager["SiloProcess"]):
+    """A silo started here for a local message run. Closing its stdin ends it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "silodp.run.silo"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def send(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
+        data = encode(header, arrays)
+        write_frame(cast(BinaryIO, self.process.stdin), data)
+        return len(data)
+
+    def receive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        data = read_frame(cast(BinaryIO, self.process.stdout))
+        if not data:
+            raise WireError(f"a silo's process ended (exit code {self.process.wait()})")
+        header, arrays = decode(data)
+        if header.get("kind") == "refused":
+            raise WireError(f"a silo refused: {header['reason']}")
+        return header, arrays
+
+    def __exit__(self, *exc: object) -> None:
+        cast(BinaryIO, self.process.stdin).close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def set_up(
+    silos: Sequence[SiloProcess],
+    parts: Assembled,
+    multipliers: dict[str, list[float]],
+    data: FederatedData,
+    seed: int | None,
+) -> None:
+    """Give every silo the agreed plan and its own records."""
+    for index, (silo, own) in enumerate(zip(silos, data.silos, strict=True)):
+        plan = {
+            "config": parts.config.model_dump(),
+            "facts": asdict(parts.facts),
+            "multipliers": multipliers,
+            "index": index,
+            "seed": seed,
+        }
+        silo.send({"kind": "setup", "plan": plan}, {"features": own.features, "targets": own.targets})
+    for silo in silos:
+        silo.receive()
+
+
+class MessageFederation:
+    """The server's view of silos that only answer in bytes."""
+
+    def __init__(
+        self,
+        parts: Assembled,
+        processes: Sequence[SiloProcess],
+        weights: Float[np.ndarray, " silos"],
+        seed: int | None,
+    ):
+        self.parts, self.processes, self.weights, self.seed = parts, processes, weights, seed
+        self.silos, self.round = len(processes), 0
+        streams = [stream.name for stream in parts.releases(0)]
+        self.accounts = Account.empty(streams, (self.silos,))
+        self.channel_end = parts.channel.open(parts.objective.parameters)
+        self.bits = np.zeros(2)
+
+    def start(self, x0: Vector) -> None:
+        for silo in self.processes:
+            silo.send({"kind": "start"}, {"x0": np.asarray(x0)})
+        for silo in self.processes:
+            silo.receive()
+
+    def begin_round(self, round: int) -> None:
+        self.round = round
+        self.randomness: Randomness = SystemRandomness()
+        if self.seed is not None:
+            self.randomness = SeededRandomness(silo_key(jax.random.key(self.seed), round, SERVER))
+        count = self.parts.config.algorithm.participation or self.silos
+        everyone = np.arange(self.silos)
+        self.present = (
+            everyone
+            if count == self.silos
+            else np.asarray(participants(self.randomness, self.silos, count))
+        )
+
+    def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
+        for i in self.present:
+            self._send(int(i), "ask", query.__name__, public)
+        messages = [self._message(int(i)) for i in self.present]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+        weights = jnp.asarray(self.weights[self.present], jnp.float32)
+        own = jax.tree.map(lambda leaf: leaf[self.present], self.accounts)
+        value, own, self.channel_end = self.parts.channel.receive(
+            stacked, weights / weights.sum(), own, self.randomness, self.channel_end
+        )
+        put = lambda old, new: old.at[self.present].set(new)
+        self.accounts = jax.tree.map(put, self.accounts, own)
+        return value
+
+    def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
+        self._send(int(index), "local", task.__name__, public)
+        _, arrays = self.processes[int(index)].receive()
+        self.bits[0] += 8 * arrays["value"].nbytes
+        return jnp.asarray(arrays["value"])
+
+    def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        return yes() if bool(predicate) else no()
+
+    def coin(self, purpose: str) -> Float[Array, ""]:
+        return self.randomness.uniform(f"coin/{purpose}", ())
+
+    def final_accounts(self) -> Account:
+        """What each silo counted itself, joined with what the server counted for it."""
+        for silo in self.processes:
+            silo.send({"kind": "account"}, {})
+        own = [silo.receive()[1] for silo in self.processes]
+        gather = lambda name: jnp.asarray(np.stack([arrays[name] for arrays in own]))
+        tallies = {
+            stream: Tally(
+                tally.count + gather(f"count/{stream}"),
+                jnp.minimum(tally.multiplier, gather(f"multiplier/{stream}")),
+            )
+            for stream, tally in self.accounts.tallies.items()
+        }
+        return Account(tallies, gather("gradients"))
+
+    def _send(self, index: int, kind: str, name: str, public: tuple[Array, ...]) -> None:
+        arrays = {str(i): np.asarray(point) for i, point in enumerate(public)}
+        self.processes[index].send({"kind": kind, "query": name, "round": self.round}, arrays)
+        self.bits[1] += 8 * sum(a.nbytes for a in arrays.values())
+
+    def _message(self, index: int) -> Any:
+        header, arrays = self.processes[index].receive()
+        self.bits[0] += 8 * sum(a.nbytes for a in arrays.values())
+        return self.parts.channel.unpack(Packed(header["facts"], arrays))

@@ -1,0 +1,159 @@
+"""A silo in its own process: `python -m silodp.run.silo`, bytes in on stdin, bytes out on stdout.
+
+It is given the agreed plan (config, public facts, multipliers) and its own records once, and afterwards only public
+points and round numbers. Noise, batches and masks are drawn here, from the operating system's entropy. It answers no
+question twice, never goes back in rounds, and refuses whatever would exceed the releases of the plan.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from silodp.build import Assembled, Facts, assemble
+from silodp.config import parse_config
+from silodp.core import Account, Silo
+from silodp.randomness import Randomness, SeededRandomness, SystemRandomness
+from silodp.run.federation import ask, silo_key
+from silodp.run.wire import WireError, decode, encode, read_frame, write_frame
+
+
+class SiloServer:
+    """One silo's records, memory and account, and the answers it gives."""
+
+    def __init__(self, plan: dict[str, Any], records: dict[str, np.ndarray]):
+        self.index: int = plan["index"]
+        self.seed: int | None = plan["seed"]
+        self.parts: Assembled = assemble(
+            parse_config(plan["config"]), Facts(**plan["facts"]), plan["multipliers"]
+        )
+        self.records = (jnp.asarray(records["features"]), jnp.asarray(records["targets"]))
+        self.size = jnp.int32(len(records["targets"]))
+        self.allowed = {s.name: s.count for s in self.parts.releases(self.index)}
+        self.account = Account.empty(list(self.allowed))
+        self.memory: Any = ()
+        self.wire = self.parts.channel.remember(self.parts.objective.parameters)
+        self.answered: set[tuple[int, str]] = set()
+        self.round = -1
+        self.compiled: dict[str, Callable[..., Any]] = {}
+
+    def start(self, x0: Array) -> None:
+        silo = self._silo(jnp.int32(-1), (), self.account)
+        self.memory = self.parts.algorithm.remember(silo, x0)
+
+    def answer(
+        self, kind: str, name: str, round: int, public: list[Array]
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The message for one question; the silo's state moves only when it may be sent."""
+        self._check_fresh(name, round)
+        outcome = self._compiled(kind, name)(
+            tuple(public), jnp.int32(round), self.memory, self.account, self.wire
+        )
+        message, memory, account, wire = outcome
+        self._check_budget(account)
+        self.memory, self.account, self.wire, self.round = memory, account, wire, round
+        self.answered.add((round, name))
+        if kind == "local":
+            return {}, {"value": np.asarray(message)}
+        packed = self.parts.channel.pack(message)
+        return packed.facts, packed.arrays
+
+    def _compiled(self, kind: str, name: str) -> Callable[..., Any]:
+        if name not in self.parts.queries:
+            raise WireError(f"query {name!r}: the agreed algorithm asks only {self.parts.queries}")
+        if name not in self.compiled:
+            query = getattr(self.parts.algorithm, name)
+
+            def run(public: Any, round: Array, memory: Any, account: Account, wire: Any) -> Any:
+                silo = self._silo(round, memory, account)
+                if kind == "local":
+                    value = query(silo, *public).value
+                    return value, silo.memory, silo.account, wire
+                return ask(query, public, silo, self.parts.channel, wire)
+
+            self.compiled[name] = jax.jit(run)
+        return self.compiled[name]
+
+    def _silo(self, round: Array, memory: Any, account: Account) -> Silo:
+        return Silo(
+            objective=self.parts.objective,
+            channel=self.parts.channel,
+            records=self.records,
+            size=self.size,
+            index=jnp.int32(self.index),
+            round=round,
+            randomness=self._randomness(round),
+            memory=memory,
+            account=account,
+        )
+
+    def _randomness(self, round: Array) -> Randomness:
+        if self.seed is None:
+            return SystemRandomness()
+        return SeededRandomness(silo_key(jax.random.key(self.seed), round, self.index))
+
+    def _check_fresh(self, name: str, round: int) -> None:
+        if round < self.round or (round, name) in self.answered:
+            raise WireError(f"query {name!r} of round {round}: answered already, or in the past")
+
+    def _check_budget(self, account: Account) -> None:
+        for stream, tally in account.tallies.items():
+            if int(tally.count) > self.allowed[stream]:
+                raise WireError(
+                    f"stream {stream!r}: the plan allows {self.allowed[stream]} releases; "
+                    "one more would exceed this silo's budget"
+                )
+
+
+def account_arrays(account: Account) -> dict[str, np.ndarray]:
+    arrays = {"gradients": np.asarray(account.gradients)}
+    for stream, tally in account.tallies.items():
+        arrays[f"count/{stream}"] = np.asarray(tally.count)
+        arrays[f"multiplier/{stream}"] = np.asarray(tally.multiplier)
+    return arrays
+
+
+def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, bytes]:
+    """One request and its answer. A refusal is an answer too: the reason goes back, nothing else does."""
+    try:
+        header, arrays = decode(data)
+        kind = header.get("kind")
+        if kind == "setup":
+            return SiloServer(header["plan"], arrays), encode({"kind": "ready"}, {})
+        if server is None:
+            raise WireError("no plan yet: send setup first")
+        if kind == "start":
+            server.start(jnp.asarray(arrays["x0"]))
+            return server, encode({"kind": "ready"}, {})
+        if kind == "account":
+            return server, encode({"kind": "account"}, account_arrays(server.account))
+        public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
+        facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
+        return server, encode({"kind": "answer", "facts": facts}, message)
+    except (WireError, ValueError, KeyError, TypeError) as error:
+        return server, encode({"kind": "refused", "reason": f"{error}"}, {})
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    server: SiloServer | None = None
+    while data := read_frame(requests):
+        server, answer = reply(server, data)
+        write_frame(answers, answer)
+
+
+def main() -> None:
+    # Whatever prints must not end up between the frames: keep the pipe, point stdout at stderr.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

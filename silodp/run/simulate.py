@@ -1,0 +1,198 @@
+"""The compiled run: rounds in a loop inside one XLA program, called again and again for a chunk of rounds.
+
+The program is compiled once for a run, or once for a whole sweep (its settings are vmapped). Every key is derived from
+the seed and the round, so a run that is stopped after any chunk and resumed is the same run, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from silodp.channels import Channel
+from silodp.core import Algorithm, Vector
+from silodp.objective import Objective
+from silodp.run.federation import Ends, SimulatedFederation, Silos, opening
+from silodp.run.measure import measure
+
+ROWS = 64  # history rows that one call of the compiled program can return
+SECONDS_PER_CALL = 1.0  # progress is shown and a checkpoint taken about this often
+
+
+class Problem(eqx.Module):
+    """What all settings of a sweep share: the data, the model, and everything that shapes the program."""
+
+    objective: Objective
+    silos: Silos
+    test: PyTree | None
+    rounds: int = eqx.field(static=True)
+    every: int = eqx.field(static=True)
+    streams: tuple[str, ...] = eqx.field(static=True)
+    participation: int | None = eqx.field(static=True, default=None)
+
+
+class Setting(eqx.Module):
+    """What a sweep may vary: the algorithm's numbers, the noise, the seed and the start."""
+
+    algorithm: Algorithm
+    channel: Channel
+    key: Key[Array, ""]
+    x0: Vector
+
+
+class Carry(eqx.Module):
+    """A run between two rounds: all that a checkpoint holds."""
+
+    round: Int[Array, ""]
+    state: PyTree
+    ends: Ends
+    drawn: Vector  # the iterate after a round drawn uniformly beforehand
+
+
+def start(problem: Problem, setting: Setting) -> Carry:
+    ends = opening(
+        problem.objective,
+        setting.algorithm,
+        setting.channel,
+        problem.silos,
+        setting.x0,
+        list(problem.streams),
+        setting.key,
+    )
+    state = setting.algorithm.init(setting.x0)
+    return Carry(jnp.int32(0), state, ends, setting.x0)
+
+
+def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
+    fed = SimulatedFederation(
+        problem.objective,
+        setting.channel,
+        problem.silos,
+        problem.participation,
+        setting.key,
+        carry.round,
+        carry.ends,
+    )
+    state = setting.algorithm.round(carry.state, fed)
+    drawn = jnp.where(carry.round == drawn_round(setting.key, problem.rounds), state.x, carry.drawn)
+    return Carry(carry.round + 1, state, fed.ends, drawn)
+
+
+def drawn_round(key: Key[Array, ""], rounds: int) -> Int[Array, ""]:
+    """The round whose result the papers' theorems speak of: uniform among all."""
+    return jax.random.randint(jax.random.fold_in(key, rounds), (), 0, rounds)
+
+
+def block(problem: Problem, setting: Setting, carry: Carry) -> tuple[Carry, dict[str, Array]]:
+    """`every` rounds (fewer at the end) and the history row after them."""
+    last = jnp.minimum((carry.round // problem.every + 1) * problem.every, problem.rounds)
+    carry = jax.lax.fori_loop(carry.round, last, lambda _, c: one_round(problem, setting, c), carry)
+    return reset_meters(carry), history_row(problem, setting, carry)
+
+
+def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:
+    row = measure(
+        problem.objective, problem.silos, problem.test, setting.algorithm, carry.state.x
+    )
+    spent = {
+        "bits_up": carry.ends.bits[0],
+        "bits_down": carry.ends.bits[1],
+        "record_gradients": carry.ends.accounts.gradients.sum(),
+    }
+    return {"round": carry.round} | row | spent
+
+
+def reset_meters(carry: Carry) -> Carry:
+    # Costs are summed on the host: a float32 total of a long run would lose the small addends.
+    cleared = (jnp.zeros_like(carry.ends.bits), jnp.zeros_like(carry.ends.accounts.gradients))
+    return eqx.tree_at(lambda c: (c.ends.bits, c.ends.accounts.gradients), carry, cleared)
+
+
+def advance(
+    problem: Problem, setting: Setting, carry: Carry, blocks: Int[Array, ""]
+) -> tuple[Carry, dict[str, Float[Array, " rows"]]]:
+    """So many blocks; their rows come first in the returned buffers."""
+    shapes = jax.eval_shape(lambda c: block(problem, setting, c)[1], carry)
+    rows = jax.tree.map(lambda leaf: jnp.zeros((ROWS, *leaf.shape), leaf.dtype), shapes)
+
+    def step(i: Array, packed: tuple[Carry, Any]) -> tuple[Carry, Any]:
+        carry, row = block(problem, setting, packed[0])
+        return carry, jax.tree.map(lambda buffer, leaf: buffer.at[i].set(leaf), packed[1], row)
+
+    return jax.lax.fori_loop(0, blocks, step, (carry, rows))
+
+
+@dataclass
+class Chunk:
+    """What one call of the program brought: the run so far and the new history rows (per setting, when swept)."""
+
+    carry: Carry
+    rows: dict[str, np.ndarray]
+    seconds: float
+    round: int
+
+
+@dataclass
+class Compiled:
+    """A program ready to run: `advance` and how long compiling took."""
+
+    advance: Callable[..., Any]
+    seconds: float
+
+
+def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool) -> Compiled:
+    began = time.perf_counter()
+    axes = eqx.if_array(0) if sweep else None
+    program = (
+        eqx.filter_vmap(advance, in_axes=(None, axes, axes, None)) if sweep else advance
+    )
+    compiled = eqx.filter_jit(program).lower(problem, setting, carry, jnp.int32(1)).compile()
+    return Compiled(compiled, time.perf_counter() - began)
+
+
+def begin(problem: Problem, setting: Setting, *, sweep: bool) -> tuple[Carry, dict[str, np.ndarray]]:
+    """The run before its first round and the history row of its start."""
+
+    def first(problem: Problem, setting: Setting) -> tuple[Carry, dict[str, Array]]:
+        carry = start(problem, setting)
+        return reset_meters(carry), history_row(problem, setting, carry)
+
+    mapped = eqx.filter_vmap(first, in_axes=(None, eqx.if_array(0))) if sweep else first
+    carry, row = eqx.filter_jit(mapped)(problem, setting)
+    axis = 1 if sweep else 0
+    return carry, {name: np.expand_dims(np.asarray(leaf), axis) for name, leaf in row.items()}
+
+
+def simulate(
+    problem: Problem,
+    setting: Setting,
+    carry: Carry,
+    compiled: Compiled,
+    on_chunk: Callable[[Chunk], None],
+    *,
+    sweep: bool = False,
+) -> Carry:
+    """Run to the last round, handing over the rows of each chunk as they come."""
+    done = int(np.max(np.asarray(carry.round)))
+    blocks = 1
+    while done < problem.rounds:
+        left = -(-problem.rounds // problem.every) - done // problem.every
+        blocks = min(blocks, left, ROWS)
+        began = time.perf_counter()
+        carry, rows = compiled.advance(problem, setting, carry, jnp.int32(blocks))
+        carry = jax.block_until_ready(carry)
+        seconds = time.perf_counter() - began
+        done = int(np.max(np.asarray(carry.round)))
+        cut = (slice(None), slice(0, blocks)) if sweep else slice(0, blocks)
+        kept = {name: np.asarray(leaf)[cut] for name, leaf in rows.items()}
+        on_chunk(Chunk(carry, kept, seconds, done))
+        blocks = max(1, int(blocks * SECONDS_PER_CALL / max(seconds, 1e-3)))
+    return carry

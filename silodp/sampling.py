@@ -1,0 +1,198 @@
+"""Which records of a silo answer in a round: full, Poisson, fixed-size, or one pass over the data.
+
+A rule draws a `Batch` (gathered records, 0/1 weights for padding, and the public number the sum is divided by) and
+states, for a silo of a given size, how the accountant has to treat it. Sampling with replacement is not offered: the
+published guarantees for it are false.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+from scipy import stats
+
+from silodp.privacy import events
+from silodp.randomness import Randomness
+
+# A Poisson batch larger than its compiled capacity would be cut. The capacity makes that rarer than this per round,
+# which is below the rounding of any delta we report.
+OVERFLOW = 1e-18
+
+
+class Batch(eqx.Module):
+    """Records that answer, `weights` 1 for real ones and 0 for padding, and the public `divisor` of their sum."""
+
+    records: PyTree[Array]
+    weights: Float[Array, " b"]
+    divisor: Float[Array, ""]
+
+
+class Drawer(Protocol):
+    """What a batch rule may look at: one silo's records, its public size, the round and the silo's coins."""
+
+    records: PyTree[Array]
+    size: Int[Array, ""]
+    round: Int[Array, ""]
+    randomness: Randomness
+
+
+class BatchRule(eqx.Module):
+    """How a round's records are chosen, and what that choice costs."""
+
+    def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
+        raise NotImplementedError
+
+    def divisor(self, records: int) -> float:
+        """The public number that a silo of this many records divides its sum by."""
+        raise NotImplementedError
+
+    def sampling(self, records: int) -> events.Sampling:
+        """How the accountant sees one record of a silo with this many."""
+        raise NotImplementedError
+
+    def bound_over_clip(self, records: int) -> float:
+        """How far the mean moves, in clip norms, when one record is replaced."""
+        return 2.0 / self.divisor(records)
+
+    def check(self, name: str, records: int) -> None:
+        """Refuse a silo that is too small for this rule."""
+
+
+class Full(BatchRule):
+    """Every record in every round."""
+
+    def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
+        length = capacity(silo.records)
+        weights = (jnp.arange(length) < silo.size).astype(jnp.float32)
+        return Batch(silo.records, weights, silo.size.astype(jnp.float32))
+
+    def divisor(self, records: int) -> float:
+        return float(records)
+
+    def sampling(self, records: int) -> events.Sampling:
+        return events.Full()
+
+
+class Poisson(BatchRule):
+    """Each record joins by its own coin with probability batch/n; the sum is divided by the expected size `batch`."""
+
+    batch: int = eqx.field(static=True)
+
+    def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
+        length = capacity(silo.records)
+        coins = silo.randomness.bits(f"batch/{purpose}", (length,), step)
+        # Rounded down, so that the real rate never exceeds the accounted one; rate 1 keeps everybody.
+        rate = self.batch / silo.size.astype(jnp.float32)
+        threshold = jnp.minimum(rate * (1 - 1e-6), 1 - 2.0**-24) * 2.0**32
+        joins = (coins < threshold.astype(jnp.uint32)) | (rate >= 1)
+        joins = joins & (jnp.arange(length) < silo.size)
+        slots = min(length, poisson_capacity(self.batch))
+        chosen = jnp.nonzero(joins, size=slots, fill_value=0)[0]
+        weights = (jnp.arange(slots) < joins.sum()).astype(jnp.float32)
+        return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch))
+
+    def divisor(self, records: int) -> float:
+        return float(self.batch)
+
+    def sampling(self, records: int) -> events.Sampling:
+        return events.Full() if self.batch == records else events.Poisson(self.batch / records)
+
+    def check(self, name: str, records: int) -> None:
+        _check_size(name, self.batch, records)
+
+
+class FixedSize(BatchRule):
+    """Exactly `batch` records, uniformly without replacement."""
+
+    batch: int = eqx.field(static=True)
+
+    def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
+        length = capacity(silo.records)
+        tickets = silo.randomness.uniform(f"batch/{purpose}", (length,), step)
+        tickets = jnp.where(jnp.arange(length) < silo.size, tickets, -1.0)
+        chosen = jax.lax.top_k(tickets, self.batch)[1]
+        weights = jnp.ones((self.batch,), jnp.float32)
+        return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch))
+
+    def divisor(self, records: int) -> float:
+        return float(self.batch)
+
+    def sampling(self, records: int) -> events.Sampling:
+        if self.batch == records:
+            return events.Full()
+        return events.FixedSize(self.batch, records)
+
+    def check(self, name: str, records: int) -> None:
+        _check_size(name, self.batch, records)
+
+
+class OnePass(BatchRule):
+    """Disjoint chunks in the order of the data: round r uses chunk r, so each record is used once in the whole run.
+
+    `chunk` records a round in every silo, or, left out, floor(n_i / rounds) of silo i.
+    """
+
+    rounds: int = eqx.field(static=True)
+    chunk: int | None = eqx.field(static=True, default=None)
+
+    def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
+        length = capacity(silo.records)
+        slots = self.chunk if self.chunk is not None else length // self.rounds
+        chunk = jnp.int32(self.chunk) if self.chunk is not None else silo.size // self.rounds
+        positions = silo.round * chunk + jnp.arange(slots)
+        weights = (jnp.arange(slots) < chunk) & (positions < silo.size)
+        gathered = take(silo.records, jnp.minimum(positions, length - 1))
+        return Batch(gathered, weights.astype(jnp.float32), chunk.astype(jnp.float32))
+
+    def divisor(self, records: int) -> float:
+        return float(self.chunk if self.chunk is not None else records // self.rounds)
+
+    def sampling(self, records: int) -> events.Sampling:
+        return events.Disjoint()
+
+    def check(self, name: str, records: int) -> None:
+        needed = self.rounds * (self.chunk or 1)
+        if needed > records:
+            raise ValueError(
+                f"algorithm.rounds = {self.rounds}: one pass uses each record once, but silo {name!r} has {records} "
+                f"records and {needed} are needed; use at most {records // (self.chunk or 1)} rounds"
+            )
+
+
+def build_rule(kind: str | None, batch: int | None, rounds: int) -> BatchRule:
+    """The rule named in the config; without a `batch` every record answers."""
+    if kind == "one-pass":
+        return OnePass(rounds, batch)
+    if batch is None or kind == "full":
+        return Full()
+    if batch < 1:
+        raise ValueError(f"algorithm.batch = {batch}: give at least 1")
+    rules = {"poisson": Poisson, "fixed": FixedSize}
+    return rules[kind or "poisson"](batch)
+
+
+def capacity(records: PyTree[Array]) -> int:
+    """Rows of a silo's padded records."""
+    return jax.tree.leaves(records)[0].shape[0]
+
+
+def take(records: PyTree[Array], rows: Int[Array, " b"]) -> PyTree[Array]:
+    return jax.tree.map(lambda leaf: leaf[rows], records)
+
+
+@functools.cache
+def poisson_capacity(batch: int) -> int:
+    # A binomial with mean `batch` has lighter tails than the Poisson with that mean (Hoeffding 1956).
+    return int(stats.poisson.isf(OVERFLOW, batch)) + 1
+
+
+def _check_size(name: str, batch: int, records: int) -> None:
+    if batch > records:
+        raise ValueError(
+            f"algorithm.batch = {batch} exceeds the {records} records of silo {name!r}; give at most {records}"
+        )
