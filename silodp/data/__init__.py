@@ -1,0 +1,21 @@
+"""Data: readers, named datasets, partitions into silos, and recorded preprocessing."""
+
+from silodp.data.datasets import DATASETS, load_dataset
+from silodp.data.load import load_data
+from silodp.data.partition import PARTITIONS
+from silodp.data.preprocess import FITTED, PUBLIC, STEPS
+from silodp.data.types import FederatedData, SiloData, Table, Task
+
+__all__ = [
+    "DATASETS",
+    "FITTED",
+    "PARTITIONS",
+    "PUBLIC",
+    "STEPS",
+    "FederatedData",
+    "SiloData",
+    "Table",
+    "Task",
+    "load_data",
+    "load_dataset",
+]

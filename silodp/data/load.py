@@ -1,0 +1,304 @@
+"""From a source to silos: read, encode targets, select, hold out a test set, divide, preprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from jaxtyping import Int
+
+from silodp.data.datasets import DATASETS, load_dataset
+from silodp.data.partition import Request, Rows, divide, hold_out, select
+from silodp.data.preprocess import (
+    PUBLIC,
+    apply_steps,
+    categorical_columns,
+    parse_steps,
+)
+from silodp.data.tables import (
+    Columns,
+    Single,
+    Source,
+    align_tables,
+    check_features,
+    read_one,
+    read_tables,
+)
+from silodp.data.types import FederatedData, SiloData, Table, Task
+
+MOST_INFERRED_CLASSES = 20
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """All records in one table; `groups` is set when they already belong to silos."""
+
+    table: Table
+    test: Table | None
+    task: Task
+    notes: list[str]
+
+
+def load_data(
+    source: Source,
+    silos: int | None = None,
+    partition: str | None = None,
+    *,
+    target: str | None = None,
+    silo_column: str | None = None,
+    task: Task | None = None,
+    classes: Sequence[str | int] | None = None,
+    preprocess: Sequence[str] = (),
+    test: float | Single | None = None,
+    seed: int = 0,
+    records: int | None = None,
+    sizes: Sequence[int] | None = None,
+    alpha: float | None = None,
+    limit: int | None = None,
+    per_class: int | None = None,
+) -> FederatedData:
+    """Read `source` and give every silo its records.
+
+    source: a dataset's name; a file, DataFrame or (features, targets), to be divided by
+        `silo_column` or by `partition` (iid by default) into `silos`; or a folder, pattern, list
+        or dict with one entry per silo.
+    classes: the labels, if known beforehand; any other label is then an error.
+    test: a fraction to hold out, or a table of its own; by default the dataset's customary test
+        records, if any. Copies of a record never land on both sides: the split comes first.
+    seed: of the split, the selection and the partition; public.
+    records: keep the first so many records of every silo. sizes: of the silos (iid, by-label).
+    per_class, limit: use only the first so many records of every class, so many drawn at random.
+    preprocess: see `silodp.data.preprocess`.
+    """
+    steps = parse_steps(preprocess)
+    columns = Columns(target, silo_column, categorical_columns(steps))
+    pool = _pool(source, columns, task, classes, test)
+    table, notes = pool.table, list(pool.notes)
+    labels = table.targets if table.classes else None
+    if limit is not None or per_class is not None:
+        table = table.take(select(len(table), labels, limit, per_class, _rng(seed, "select")))
+        notes.append(f"{PUBLIC}: limit = {limit}, per_class = {per_class}: {len(table)} records")
+    held_out = pool.test
+    if isinstance(test, float | int):
+        table, held_out = _split(table, test, _rng(seed, "split"))
+        notes.append(f"{PUBLIC}: {len(held_out)} records held out for testing, seed {seed}")
+    parts, names, note = _divide(table, silos, partition, sizes, alpha, seed)
+    parts = _checked(parts, names, records)
+    table, parts = _only_used(table, parts)
+    if records is not None:
+        notes.append(f"{PUBLIC}: the first {records} records of every silo are used")
+    table, held_out, fitted = apply_steps(steps, table, held_out)
+    for each in filter(None, (table, held_out)):
+        check_features(each)
+    return FederatedData(
+        source=pool.table.source,
+        silos=tuple(_silo(n, table.take(rows)) for n, rows in zip(names, parts, strict=True)),
+        test=None if held_out is None else _silo("test", held_out),
+        task=pool.task,
+        classes=table.classes,
+        notes=(*notes, note, *fitted),
+    )
+
+
+def _rng(seed: int, purpose: str) -> np.random.Generator:
+    """Streams that do not shift when another purpose is switched on or off."""
+    if seed < 0:
+        raise ValueError(f"seed = {seed}: need 0 or more")
+    return np.random.default_rng([seed, *purpose.encode()])
+
+
+def _silo(name: str, table: Table) -> SiloData:
+    return SiloData(name, table.features, table.targets)
+
+
+def _pool(
+    source: Source,
+    columns: Columns,
+    task: Task | None,
+    classes: Sequence[str | int] | None,
+    test: float | Single | None,
+) -> _Pool:
+    if isinstance(source, str) and source in DATASETS:
+        task = task or DATASETS[source].task
+        train, held_out = load_dataset(source)
+        tables, grouped = [train], False
+    elif isinstance(source, str) and not Path(source).suffix and not Path(source).exists():
+        raise ValueError(
+            f"data source '{source}': no such file or folder, and no dataset: {', '.join(DATASETS)}"
+        )
+    else:
+        (tables, grouped), held_out = read_tables(source, columns), None
+    if isinstance(test, float | int):
+        tables, held_out = tables + ([held_out] if held_out is not None else []), None
+    elif test is not None:
+        held_out = read_one(test, replace(columns, silo=None, ignored=columns.silo), "test")
+    *tables, held_out = _aligned(tables, held_out)
+    task, labels, notes = _targets(tables, task, classes)
+    tables = [_encode(table, labels) for table in tables]
+    held_out = None if held_out is None else _encode(held_out, labels)
+    return _Pool(_concatenate(tables, grouped), held_out, task, notes)
+
+
+def _aligned(tables: list[Table], test: Table | None) -> list:
+    return align_tables([*tables, test]) if test is not None else [*align_tables(tables), None]
+
+
+def _concatenate(tables: list[Table], grouped: bool) -> Table:
+    first = tables[0]
+    if len(tables) == 1 and not grouped:
+        return first
+    if grouped and any(t.groups is not None for t in tables):
+        raise ValueError("silo_column: there is one table per silo already; leave it out")
+    whole = replace(
+        first,
+        features=np.concatenate([t.features for t in tables]),
+        targets=np.concatenate([t.targets for t in tables]),
+    )
+    if not grouped:
+        return whole
+    return replace(
+        whole,
+        source=f"{len(tables)} tables",
+        groups=np.repeat(np.arange(len(tables)), [len(t) for t in tables]),
+        silo_names=tuple(t.source for t in tables),
+    )
+
+
+def _given_silos(table: Table) -> list[Rows]:
+    return [np.flatnonzero(table.groups == i) for i in range(len(table.silo_names))]
+
+
+# --- targets -----------------------------------------------------------------------------------
+
+
+def _targets(
+    tables: list[Table], task: Task | None, classes: Sequence[str | int] | None
+) -> tuple[Task, tuple[str, ...], list[str]]:
+    """Task, class labels in the order of their indices (none for regression), and notes."""
+    if task is not None and task not in get_args(Task):
+        raise ValueError(f"task = '{task}': need one of {', '.join(get_args(Task))}")
+    notes = []
+    if task is None:
+        task = "classification" if classes or _looks_like_classes(tables) else "regression"
+        notes.append(f"{PUBLIC}: task taken to be {task} (set `task` to change it)")
+    if task == "regression":
+        if classes:
+            raise ValueError("classes: only for classification, but task = 'regression'")
+        return task, (), notes
+    labels = tuple(map(str, classes)) if classes else _found_labels(tables)
+    if len(labels) < 2 or len(set(labels)) < len(labels):
+        raise ValueError(f"classes = {list(labels)}: need two or more different labels")
+    shown = ", ".join(f"{label} -> {i}" for i, label in enumerate(labels[:30]))
+    return task, labels, [*notes, f"{PUBLIC}: labels, taken as known beforehand: {shown}"]
+
+
+def _looks_like_classes(tables: list[Table]) -> bool:
+    if any(t.targets.dtype.kind not in "iuf" for t in tables):
+        return True
+    values = np.unique(np.concatenate([t.targets for t in tables]))
+    return len(values) <= MOST_INFERRED_CLASSES and bool(np.all(values == np.round(values)))
+
+
+def _found_labels(tables: list[Table]) -> tuple[str, ...]:
+    found = {label for table in tables for label in _labels(table)[0]}
+    try:
+        return tuple(sorted(found, key=int))
+    except ValueError:
+        return tuple(sorted(found))
+
+
+def _labels(table: Table) -> tuple[list[str], Int[np.ndarray, " n"]]:
+    """Distinct labels as text, and the place of each record's; 1, 1.0 and '1' are the same."""
+    raw = table.targets.astype(str) if table.targets.dtype.kind == "O" else table.targets
+    values, places = np.unique(raw, return_inverse=True)
+    if values.dtype.kind == "f":
+        broken = values != np.round(values)
+        if broken.any():
+            row = int(np.argmax(broken[places]))
+            raise ValueError(
+                f"{table.source}: record {row + 1} has the target {raw[row]}, which is no class "
+                "label; use whole numbers or names, or task = 'regression'"
+            )
+        values = values.astype(np.int64)
+    return [str(value) for value in values], places
+
+
+def _encode(table: Table, labels: tuple[str, ...]) -> Table:
+    """Targets as float32, or as the int32 index of each label."""
+    if not labels:
+        if table.targets.dtype.kind not in "buif":
+            raise ValueError(
+                f"{table.source}: targets such as '{table.targets[0]}' are no numbers; "
+                "use task = 'classification'"
+            )
+        return replace(table, targets=table.targets.astype(np.float32))
+    found, places = _labels(table)
+    index = {label: i for i, label in enumerate(labels)}
+    codes = np.array([index.get(label, -1) for label in found], np.int32)[places]
+    if (codes < 0).any():
+        row = int(np.argmax(codes < 0))
+        raise ValueError(
+            f"{table.source}: record {row + 1} has the unknown label '{table.targets[row]}'; "
+            f"need one of {', '.join(labels[:12])}"
+        )
+    return replace(table, targets=codes, classes=labels)
+
+
+# --- silos -------------------------------------------------------------------------------------
+
+
+def _split(table: Table, fraction: float, rng: np.random.Generator) -> tuple[Table, Table]:
+    """Within each silo when the silos are given, otherwise over all records."""
+    parts = [np.arange(len(table))] if table.groups is None else _given_silos(table)
+    kept, test = hold_out(parts, fraction, rng)
+    return table.take(kept), replace(table.take(test), groups=None)
+
+
+def _divide(
+    table: Table,
+    silos: int | None,
+    partition: str | None,
+    sizes: Sequence[int] | None,
+    alpha: float | None,
+    seed: int,
+) -> tuple[list[Rows], list[str], str]:
+    if table.groups is not None:
+        if partition is not None or sizes is not None or alpha is not None:
+            raise ValueError(
+                f"partition = '{partition}': the source already says which records belong to which "
+                "silo; leave out partition, sizes and alpha"
+            )
+        parts, names = _given_silos(table), list(table.silo_names)
+        if silos not in (None, len(parts)):
+            raise ValueError(f"silos = {silos}: the source has {len(parts)} silos")
+        return parts, names, f"{PUBLIC}: {len(parts)} silos as given"
+    kind = partition or "iid"
+    labels = table.targets if table.classes else None
+    fixed = None if sizes is None else tuple(sizes)
+    if fixed is not None and silos not in (None, len(fixed)):
+        raise ValueError(f"silos = {silos}: sizes lists {len(fixed)} silos")
+    rng = _rng(seed, "partition")
+    parts = divide(kind, Request(len(table), labels, table.classes, silos, fixed, alpha, rng))
+    note = f"{PUBLIC}: partition {kind} into {len(parts)} silos, seed {seed}"
+    if sum(map(len, parts)) > len(np.unique(np.concatenate(parts))):
+        note += "; silos share records, so the guarantee is per record AND silo, not per record"
+    return parts, [f"silo {i}" for i in range(len(parts))], note
+
+
+def _checked(parts: list[Rows], names: list[str], records: int | None) -> list[Rows]:
+    least = 2 if records is None else records
+    if least < 2:
+        raise ValueError(f"records = {records}: every silo needs 2 or more")
+    for name, rows in zip(names, parts, strict=True):
+        if len(rows) < least:
+            raise ValueError(f"silo '{name}' has {len(rows)} training record(s); needs {least}")
+    return [rows[:records] for rows in parts]
+
+
+def _only_used(table: Table, parts: list[Rows]) -> tuple[Table, list[Int[np.ndarray, " k"]]]:
+    """Drop records no silo holds, so that no preprocessing step is fitted on them."""
+    used = np.unique(np.concatenate(parts))
+    return table.take(used), [np.searchsorted(used, rows) for rows in parts]

@@ -1,0 +1,199 @@
+"""Preprocessing: right numbers, fitted on training records only, and honestly marked."""
+
+import numpy as np
+import pytest
+
+from silodp.data import FITTED, PUBLIC, STEPS, load_data
+from silodp.data.preprocess import Step, apply_steps, parse_steps
+from silodp.data.types import Table
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+def regression(x, y=None, **more) -> Table:
+    y = np.linspace(-2, 4, len(x)) if y is None else y
+    return Table("made", np.asarray(x, np.float32), np.asarray(y, np.float32), **more)
+
+
+def run(steps, train, test=None):
+    return apply_steps(parse_steps(steps), train, test)
+
+
+ARGUMENTS = {
+    "divide": "2",
+    "pca": "2",
+    "one-hot": "a",
+    "target-divide": "5",
+}
+FITTED_STEPS = {"standardise", "standardise-all", "pca", "one-hot", "target-max"}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_mark_is_public_exactly_when_the_step_ignores_other_records(name, rng):
+    """The mark is checked against behaviour: change one record, and look at the others."""
+    text = f"{name}:{ARGUMENTS[name]}" if name in ARGUMENTS else name
+    x = np.round(rng.normal(size=(8, 3)) * 3)
+    outputs = []
+    for last in (0, 50):
+        x[-1] = last
+        if name == "target-parity":
+            table = Table("made", x.astype(np.float32), np.arange(8), classes=tuple("01234567"))
+        else:
+            table = regression(x, [1, 2, 3, 4, 5, 6, 7, last], names=("a", "b", "c"))
+        out, _, (note,) = run([text], table)
+        outputs.append((out.features[:-1].tolist(), out.targets[:-1].tolist()))
+    fitted = outputs[0] != outputs[1]
+    assert note.startswith(FITTED if fitted else PUBLIC + ":")
+    assert fitted == (name in FITTED_STEPS)
+
+
+def test_standardise(rng):
+    train = regression(rng.normal(5, 3, (200, 2, 3)))
+    test = regression(rng.normal(9, 3, (50, 2, 3)))
+    out, tested, _ = run(["standardise"], train, test)
+    np.testing.assert_allclose(out.features.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(out.features.std(axis=0), 1, atol=1e-5)
+    assert tested is not None
+    expected = (test.features - train.features.mean(axis=0)) / train.features.std(axis=0)
+    np.testing.assert_allclose(tested.features, expected, atol=1e-5)
+
+
+def test_standardise_leaves_constant_columns_at_zero():
+    x = np.column_stack([np.full(40, 1e6 + 0.1), np.arange(40)])
+    out, _, _ = run(["standardise"], regression(x))
+    np.testing.assert_array_equal(out.features[:, 0], 0)
+    assert out.features[:, 1].std() == pytest.approx(1)
+
+
+def test_standardise_with_public_constants(tmp_path, rng):
+    train, path = regression(rng.normal(size=(9, 2))), tmp_path / "c.npz"
+    np.savez(path, mean=[1.0, 2.0], std=[4.0, 5.0])
+    out, _, notes = run([f"standardise:{path}"], train)
+    np.testing.assert_allclose(out.features, (train.features - [1, 2]) / [4, 5], rtol=1e-6)
+    assert notes[0].startswith("public:")
+    for bad in ({"mean": [1.0], "std": [1.0]}, {"mean": [0, 0], "std": [1, 0]}, {"mean": [0, 0]}):
+        np.savez(path, **bad)
+        with pytest.raises(ValueError, match="mean and std > 0 of shape"):
+            run([f"standardise:{path}"], train)
+
+
+def test_standardise_all(rng):
+    train = regression(rng.normal(5, 3, (50, 4)))
+    out, _, _ = run(["standardise-all"], train)
+    assert out.features.mean() == pytest.approx(0, abs=1e-5)
+    assert out.features.std() == pytest.approx(1, abs=1e-5)
+    out, _, notes = run(["standardise-all:0.5,2"], train)
+    np.testing.assert_allclose(out.features, (train.features - 0.5) / 2, rtol=1e-6)
+    assert notes[0].startswith("public:")
+
+
+@pytest.mark.parametrize("width", [6, 80])
+def test_pca_matches_an_eigendecomposition(width, rng):
+    x = rng.normal(size=(300, width)) * np.linspace(1, 5, width)
+    train, test = regression(x), regression(rng.normal(size=(7, width)))
+    out, tested, notes = run(["pca:3"], train, test)
+    values, axes = np.linalg.eigh(np.cov(x.T))
+    assert tested is not None
+    for k in range(3):
+        projected = (test.features - x.mean(axis=0)) @ axes[:, -1 - k]
+        np.testing.assert_allclose(np.abs(tested.features[:, k]), np.abs(projected), atol=1e-3)
+        assert out.features[:, k].var(ddof=1) == pytest.approx(values[-1 - k], rel=1e-4)
+    assert notes[0].startswith(FITTED)
+
+
+def test_normalise_bias_flatten_divide():
+    x = np.array([[[3.0, 4.0]], [[0.0, 0.0]]])
+    out, _, notes = run(["divide:2", "normalise", "flatten", "bias"], regression(x))
+    np.testing.assert_allclose(out.features, [[0.6, 0.8, 1], [0, 0, 1]], rtol=1e-6)
+    assert out.features.dtype == np.float32
+    assert all(note.startswith("public: ") for note in notes)
+
+
+def test_one_hot_of_categories_and_of_numbers():
+    x = [[0, 7, 1], [1, 9, 2], [0, 7, 3]]
+    train = regression(x, names=("c", "n", "v"), categories={"c": ("p", "q", "r")})
+    test = regression([[2, 8, 5]], names=train.names, categories=train.categories)
+    out, tested, notes = run(["one-hot:c,n"], train, test)
+    assert out.names == ("c=p", "c=q", "c=r", "n=7", "n=9", "v")
+    np.testing.assert_array_equal(out.features[1], [0, 1, 0, 0, 1, 2])
+    assert tested is not None
+    np.testing.assert_array_equal(tested.features, [[0, 0, 1, 0, 0, 5]])
+    assert notes[0].startswith(FITTED)
+
+
+def test_standardise_before_one_hot_leaves_codes_alone():
+    x = [[0, 7], [1, 9], [2, 8]]
+    train = regression(x, names=("c", "v"), categories={"c": ("p", "q", "r")})
+    out, _, _ = run(["standardise", "one-hot:c"], train)
+    np.testing.assert_array_equal(out.features[:, :3], np.eye(3))
+
+
+def test_targets():
+    train, test = regression(np.ones((3, 1)), [-4, 2, 1]), regression(np.ones((1, 1)), [8])
+    out, tested, _ = run(["target-max"], train, test)
+    np.testing.assert_array_equal(out.targets, [-1, 0.5, 0.25])
+    assert tested is not None
+    np.testing.assert_array_equal(tested.targets, [2])
+    np.testing.assert_array_equal(run(["target-divide:2"], train)[0].targets, [-2, 1, 0.5])
+    digits = Table("made", train.features, np.array([0, 1, 2]), classes=("3", "4", "8"))
+    out, _, _ = run(["target-parity"], digits)
+    np.testing.assert_array_equal(out.targets, [1, 0, 0])
+    assert out.classes == ("even", "odd")
+
+
+CATEGORIES = {"names": ("c", "v"), "categories": {"c": ("p", "q")}}
+
+
+@pytest.mark.parametrize(
+    ("step", "more", "told"),
+    [
+        ("scale", {}, "'scale': unknown; need one of flatten"),
+        ("divide", {}, "needs 1 finite number"),
+        ("divide:0", {}, "must not be 0"),
+        ("divide:nan", {}, "needs 1 finite number"),
+        ("standardise-all:1", {}, "needs 2 finite number"),
+        ("standardise-all:1,0", {}, "deviation has to be positive"),
+        ("standardise:gone.npz", {}, "no such file"),
+        ("pca", {}, "from 1 to 2"),
+        ("pca:3", {}, "from 1 to 2"),
+        ("pca:x", {}, "from 1 to 2"),
+        ("bias:2", {}, "takes no argument"),
+        ("flatten:2", {}, "takes no argument"),
+        ("one-hot", {}, "name the columns"),
+        ("one-hot:z", {"names": ("a", "b")}, "'z' is not a column"),
+        ("target-parity", {}, "whole numbers"),
+        ("target-max", {"classes": ("a", "b")}, "is for regression"),
+        ("target-divide:2", {"classes": ("a", "b")}, "is for regression"),
+        ("flatten", CATEGORIES, "column 'c' holds categories; add the step 'one-hot:c'"),
+        ("divide:2", CATEGORIES, "one-hot c first"),
+        ("pca:1", CATEGORIES, "one-hot c first"),
+    ],
+)
+def test_bad_steps(step, more, told):
+    with pytest.raises(ValueError, match=told):
+        run([step], regression([[0, 1], [1, 0], [1, 1]], **more))
+
+
+def test_all_zero_targets():
+    with pytest.raises(ValueError, match="all targets are 0"):
+        run(["target-max"], regression(np.ones((2, 1)), [0, 0]))
+
+
+def test_steps_are_fitted_on_the_training_records_of_the_silos_only(rng):
+    x, y = rng.normal(size=(100, 2)), rng.normal(size=100)
+    plain = load_data((x, y), 4, test=0.3, records=10, seed=5)
+    data = load_data((x, y), 4, test=0.3, records=10, seed=5, preprocess=["standardise"])
+    used = np.concatenate([s.features for s in plain.silos])
+    assert len(used) == 40
+    assert plain.test is not None
+    assert data.test is not None
+    expected = (plain.test.features - used.mean(axis=0)) / used.std(axis=0)
+    np.testing.assert_allclose(data.test.features, expected, atol=1e-5)
+
+
+def test_step_text_round_trip():
+    assert [str(s) for s in parse_steps(["divide: 255", "bias"])] == ["divide:255", "bias"]
+    assert str(Step("pca", "3").error("x")) == "preprocess step 'pca:3': x"
