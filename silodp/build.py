@@ -19,7 +19,7 @@ from silodp.core import Algorithm, Stream
 from silodp.data import FederatedData
 from silodp.models import Model, build_model
 from silodp.objective import Objective, build_objective
-from silodp.run.federation import Silos
+from silodp.run.federation import Silos, attendance
 
 CHANNELS: dict[str, type[Channel]] = {"trusted": TrustedServer, "untrusted": UntrustedServer}
 
@@ -59,7 +59,9 @@ class Assembled:
         return self.algorithm.queries
 
     def releases(self, silo: int) -> list[Stream]:
-        return self.algorithm.releases(silo, self.facts.sizes, self.config.algorithm.rounds)
+        schedule = schedule_of(self.config, len(self.facts.sizes))
+        rounds = range(self.config.algorithm.rounds) if schedule is None else schedule[silo]
+        return self.algorithm.releases(silo, self.facts.sizes, rounds)
 
 
 def assemble(
@@ -86,14 +88,20 @@ def checked_algorithm(config: Config, sizes: Sequence[int], names: Sequence[str]
             f"privacy.epsilon: {options.name} adds no noise; leave the target out or use a private algorithm"
         )
     if options.participation is not None and options.participation > len(sizes):
-        raise ConfigError(
-            f"algorithm.participation = {options.participation} exceeds the {len(sizes)} silos"
-        )
+        raise ConfigError(f"algorithm.participation = {options.participation} exceeds the {len(sizes)} silos")
     algorithm = build_algorithm(options)
     for i, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        for stream in algorithm.releases(i, tuple(sizes), options.rounds):
+        for stream in algorithm.releases(i, tuple(sizes), range(options.rounds)):
             stream.batch.check(name, size)
     return algorithm
+
+
+def schedule_of(config: Config, silos: int) -> tuple[tuple[int, ...], ...] | None:
+    """The rounds of each silo when they are fixed beforehand; None: a silo may be called in any round."""
+    options = config.algorithm
+    if options.schedule != "fixed" or options.participation is None:
+        return None
+    return attendance(config.run.seed, silos, options.participation, options.rounds)
 
 
 def model_of(options: ModelConfig, facts: Facts) -> Model:

@@ -213,7 +213,9 @@ def toml_value(text: str) -> Any:
 def explain(error: ValidationError) -> str:
     """One line for the first thing that is wrong."""
     first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("literal[", "float", "list[", "str")))
+    path = ".".join(
+        str(part) for part in first["loc"] if not str(part).startswith(("literal[", "float", "list[", "str"))
+    )
     if first["type"] == "extra_forbidden":
         return f"{path}: unknown key{suggestion(first['loc'])}"
     message = first["msg"].removeprefix("Value error, ")

@@ -197,9 +197,13 @@ class Algorithm(eqx.Module):
         """What a silo keeps for itself between rounds; it never leaves it."""
         return ()
 
-    def releases(self, silo: int, sizes: tuple[int, ...], rounds: int) -> list[Stream]:
-        """What this run releases about the records of one silo that takes part in every round."""
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        """What the run releases about one silo's records when the silo takes part in these rounds."""
         raise NotImplementedError
+
+    def optimal_shares(self, rounds: int) -> dict[str, float] | None:
+        """Each stream's share of mu^2 that a guess of the run's path makes best; None: no guess."""
+        return None
 
 
 def norm(v: Vector) -> Scalar:

@@ -17,12 +17,14 @@ of them the whole budget: an erratum).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 
 from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector, norm
+from silodp.privacy.accountant import optimal_share
 from silodp.sampling import BatchRule, Full
 
 
@@ -67,6 +69,18 @@ class RecursiveDifference(Algorithm):
         scaled = self.clip_difference * norm(x - y)
         return jnp.minimum(scaled, 2 * self.clip) if self.capped else scaled
 
-    def releases(self, silo: int, sizes: tuple[int, ...], rounds: int) -> list[Stream]:
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        values = sum(r % self.restart == 0 for r in rounds)
+        differences = len(rounds) - values
+        return [Stream("value", values, self.batch), Stream("difference", differences, self.batch)]
+
+    def optimal_shares(self, rounds: int) -> dict[str, float] | None:
+        """Guesses that a step has length step_size * clip; then both streams' noise is known."""
+        if self.clip is None or self.restart == 1:
+            return None
+        step = float(self.step_size) * float(self.clip)
+        difference = min(float(self.clip_difference) * step, 2 * float(self.clip))
         values = -(-rounds // self.restart)
-        return [Stream("value", values, self.batch), Stream("difference", rounds - values, self.batch)]
+        path = (self.restart - 1) * difference**2
+        share = optimal_share(values, rounds - values, float(self.clip) ** 2, path)
+        return {"value": share, "difference": 1 - share}

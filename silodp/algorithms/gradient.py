@@ -11,6 +11,7 @@ Formal guarantee: R releases `value`, each over a batch drawn by `batch`, of sen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -41,5 +42,5 @@ class GradientDescent(Algorithm):
     def value(self, silo: Silo, x: Vector) -> Answer:
         return silo.mean([x], [1.0], self.clip, "value", self.batch)
 
-    def releases(self, silo: int, sizes: tuple[int, ...], rounds: int) -> list[Stream]:
-        return [Stream("value", rounds, self.batch)]
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        return [Stream("value", len(rounds), self.batch)]

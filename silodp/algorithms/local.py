@@ -10,6 +10,7 @@ the model that is sent is made of those alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -41,5 +42,5 @@ class LocalSGD(Algorithm):
 
         return Public(silo.loop(self.local_steps, step, x))
 
-    def releases(self, silo: int, sizes: tuple[int, ...], rounds: int) -> list[Stream]:
-        return [Stream("local", rounds * self.local_steps, self.batch)]
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        return [Stream("local", len(rounds) * self.local_steps, self.batch)]

@@ -1,5 +1,6 @@
 """Trust models. A channel says who adds the noise, and so who has to be trusted."""
 
+from silodp.channels.compressed import CompressedServer
 from silodp.channels.gaussian import Channel, Packed, TrustedServer, UntrustedServer, privatise
 
-__all__ = ["Channel", "Packed", "TrustedServer", "UntrustedServer", "privatise"]
+__all__ = ["Channel", "CompressedServer", "Packed", "TrustedServer", "UntrustedServer", "privatise"]

@@ -63,7 +63,10 @@ class Channel(eqx.Module):
         randomness: Randomness,
         memory: PyTree,
     ) -> tuple[Vector, Account, PyTree]:
-        """The private mean of this round's messages, the silos' accounts and the server's end afterwards."""
+        """The private mean of this round's messages, the silos' accounts and the server's end afterwards.
+
+        `weights` are the participants' parts of the whole objective; those of all silos sum to 1.
+        """
         raise NotImplementedError
 
     def message_bits(self, message: PyTree) -> int:
@@ -105,7 +108,7 @@ class UntrustedServer(Channel):
         randomness: Randomness,
         memory: PyTree,
     ) -> tuple[Vector, Account, PyTree]:
-        return weights @ messages, accounts, memory
+        return normalised(weights) @ messages, accounts, memory
 
     def message_bits(self, message: PyTree) -> int:
         return 32 * message.size
@@ -131,6 +134,7 @@ class TrustedServer(Channel):
         randomness: Randomness,
         memory: PyTree,
     ) -> tuple[Vector, Account, PyTree]:
+        weights = normalised(weights)
         mean = weights @ messages.value
         if isinstance(messages, Public):
             return mean, accounts, memory
@@ -157,6 +161,10 @@ class TrustedServer(Channel):
         if packed.facts["stream"] is None:
             return Public(value)
         return Release(value, jnp.asarray(packed.arrays["bound"]), packed.facts["stream"])
+
+
+def normalised(weights: Float[Array, " m"]) -> Float[Array, " m"]:
+    return weights / weights.sum()
 
 
 def evaluated(answer: Answer) -> Release:

@@ -12,6 +12,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
@@ -44,8 +45,8 @@ class Ends(eqx.Module):
 
 
 def silo_key(key: Key[Array, ""], round: Any, index: Any) -> Key[Array, ""]:
-    """The seed of one party in one round of a simulation."""
-    return jax.random.fold_in(jax.random.fold_in(key, round), jnp.asarray(index + 1, jnp.uint32))
+    """The seed of one party in one round of a simulation; round -1 is before the first."""
+    return jax.random.fold_in(jax.random.fold_in(key, round + 1), index + 1)
 
 
 def ask(
@@ -88,7 +89,7 @@ class SimulatedFederation:
         messages, memory, accounts, wires = answers
         weights = pick(self.data.weights)
         value, accounts, server_channel = self.channel.receive(
-            messages, weights / weights.sum(), accounts, self.server, ends.server_channel
+            messages, weights, accounts, self.server, ends.server_channel
         )
         place = (lambda old, new: new) if self.present is None else put(present)
         self.ends = Ends(
@@ -145,6 +146,14 @@ def participants(server: Randomness, silos: int, count: int | None) -> Int[Array
     """The silos of this round: a uniform subset drawn by public coins, in increasing order."""
     tickets = server.uniform("participation", (silos,))
     return jnp.sort(jax.lax.top_k(tickets, count or silos)[1])
+
+
+def attendance(seed: int, silos: int, count: int, rounds: int) -> tuple[tuple[int, ...], ...]:
+    """The rounds of each silo when who takes part follows from the public seed beforehand."""
+    key = jax.random.key(seed)
+    draw = lambda r: participants(SeededRandomness(silo_key(key, r, SERVER)), silos, count)
+    present = jax.vmap(draw)(jnp.arange(rounds))
+    return tuple(tuple(np.flatnonzero(np.any(np.asarray(present) == silo, axis=1)).tolist()) for silo in range(silos))
 
 
 def rows(indices: Array) -> Callable[[PyTree], PyTree]:

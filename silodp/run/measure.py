@@ -30,15 +30,11 @@ def measure(
     row = {"objective": value + algorithm.prox.penalty(x), "gradient_norm2": jnp.sum(mapping**2)}
     if test is not None and objective.model.metric is not None:
         features, targets = test
-        row["test_" + objective.model.metric] = objective.model.evaluate(
-            objective.unravel(x), features, targets
-        )
+        row["test_" + objective.model.metric] = objective.model.evaluate(objective.unravel(x), features, targets)
     return row
 
 
-def value_and_gradient(
-    objective: Objective, silos: Silos, x: Vector
-) -> tuple[Float[Array, ""], Vector]:
+def value_and_gradient(objective: Objective, silos: Silos, x: Vector) -> tuple[Float[Array, ""], Vector]:
     """F(x) = sum_i w_i mean_j f(x; z_ij) and its gradient, a chunk of records at a time."""
     records, weights = flattened(silos)
     count = weights.shape[0]

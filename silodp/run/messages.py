@@ -86,13 +86,15 @@ class MessageFederation:
         processes: Sequence[SiloProcess],
         weights: Float[np.ndarray, " silos"],
         seed: int | None,
+        public_seed: int,
     ):
         self.parts, self.processes, self.weights, self.seed = parts, processes, weights, seed
+        self.public_key = jax.random.key(public_seed)  # of who takes part: no secret
         self.silos, self.round = len(processes), 0
         streams = [stream.name for stream in parts.releases(0)]
         self.accounts = Account.empty(streams, (self.silos,))
         self.channel_end = parts.channel.open(parts.objective.parameters)
-        self.bits = np.zeros(2)
+        self.bits, self.gradients = np.zeros(2), 0.0
 
     def start(self, x0: Vector) -> None:
         for silo in self.processes:
@@ -106,12 +108,10 @@ class MessageFederation:
         if self.seed is not None:
             self.randomness = SeededRandomness(silo_key(jax.random.key(self.seed), round, SERVER))
         count = self.parts.config.algorithm.participation or self.silos
-        everyone = np.arange(self.silos)
-        self.present = (
-            everyone
-            if count == self.silos
-            else np.asarray(participants(self.randomness, self.silos, count))
-        )
+        public = SeededRandomness(silo_key(self.public_key, round, SERVER))
+        self.present = np.arange(self.silos)
+        if count < self.silos:
+            self.present = np.asarray(participants(public, self.silos, count))
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
         for i in self.present:
@@ -121,7 +121,7 @@ class MessageFederation:
         weights = jnp.asarray(self.weights[self.present], jnp.float32)
         own = jax.tree.map(lambda leaf: leaf[self.present], self.accounts)
         value, own, self.channel_end = self.parts.channel.receive(
-            stacked, weights / weights.sum(), own, self.randomness, self.channel_end
+            stacked, weights, own, self.randomness, self.channel_end
         )
         put = lambda old, new: old.at[self.present].set(new)
         self.accounts = jax.tree.map(put, self.accounts, own)
@@ -129,8 +129,7 @@ class MessageFederation:
 
     def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
         self._send(int(index), "local", task.__name__, public)
-        _, arrays = self.processes[int(index)].receive()
-        self.bits[0] += 8 * arrays["value"].nbytes
+        arrays = self._receive(int(index)).arrays
         return jnp.asarray(arrays["value"])
 
     def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
@@ -138,6 +137,16 @@ class MessageFederation:
 
     def coin(self, purpose: str) -> Float[Array, ""]:
         return self.randomness.uniform(f"coin/{purpose}", ())
+
+    def take_costs(self) -> dict[str, float]:
+        """What was sent and computed since the last call."""
+        costs = {
+            "bits_up": self.bits[0],
+            "bits_down": self.bits[1],
+            "record_gradients": self.gradients,
+        }
+        self.bits, self.gradients = np.zeros(2), 0.0
+        return {name: float(cost) for name, cost in costs.items()}
 
     def final_accounts(self) -> Account:
         """What each silo counted itself, joined with what the server counted for it."""
@@ -160,6 +169,10 @@ class MessageFederation:
         self.bits[1] += 8 * sum(a.nbytes for a in arrays.values())
 
     def _message(self, index: int) -> Any:
+        return self.parts.channel.unpack(self._receive(index))
+
+    def _receive(self, index: int) -> Packed:
         header, arrays = self.processes[index].receive()
         self.bits[0] += 8 * sum(a.nbytes for a in arrays.values())
-        return self.parts.channel.unpack(Packed(header["facts"], arrays))
+        self.gradients += header["facts"]["gradients"]
+        return Packed(header["facts"], arrays)

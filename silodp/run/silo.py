@@ -31,9 +31,7 @@ class SiloServer:
     def __init__(self, plan: dict[str, Any], records: dict[str, np.ndarray]):
         self.index: int = plan["index"]
         self.seed: int | None = plan["seed"]
-        self.parts: Assembled = assemble(
-            parse_config(plan["config"]), Facts(**plan["facts"]), plan["multipliers"]
-        )
+        self.parts: Assembled = assemble(parse_config(plan["config"]), Facts(**plan["facts"]), plan["multipliers"])
         self.records = (jnp.asarray(records["features"]), jnp.asarray(records["targets"]))
         self.size = jnp.int32(len(records["targets"]))
         self.allowed = {s.name: s.count for s in self.parts.releases(self.index)}
@@ -53,17 +51,16 @@ class SiloServer:
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The message for one question; the silo's state moves only when it may be sent."""
         self._check_fresh(name, round)
-        outcome = self._compiled(kind, name)(
-            tuple(public), jnp.int32(round), self.memory, self.account, self.wire
-        )
+        outcome = self._compiled(kind, name)(tuple(public), jnp.int32(round), self.memory, self.account, self.wire)
         message, memory, account, wire = outcome
         self._check_budget(account)
+        work = {"gradients": float(account.gradients - self.account.gradients)}
         self.memory, self.account, self.wire, self.round = memory, account, wire, round
         self.answered.add((round, name))
         if kind == "local":
-            return {}, {"value": np.asarray(message)}
+            return work, {"value": np.asarray(message)}
         packed = self.parts.channel.pack(message)
-        return packed.facts, packed.arrays
+        return work | packed.facts, packed.arrays
 
     def _compiled(self, kind: str, name: str) -> Callable[..., Any]:
         if name not in self.parts.queries:

@@ -20,7 +20,8 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from silodp.channels import Channel
 from silodp.core import Algorithm, Vector
 from silodp.objective import Objective
-from silodp.run.federation import Ends, SimulatedFederation, Silos, opening
+from silodp.randomness import SeededRandomness
+from silodp.run.federation import SERVER, Ends, SimulatedFederation, Silos, opening, silo_key
 from silodp.run.measure import measure
 
 ROWS = 64  # history rows that one call of the compiled program can return
@@ -88,7 +89,8 @@ def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
 
 def drawn_round(key: Key[Array, ""], rounds: int) -> Int[Array, ""]:
     """The round whose result the papers' theorems speak of: uniform among all."""
-    return jax.random.randint(jax.random.fold_in(key, rounds), (), 0, rounds)
+    word = SeededRandomness(silo_key(key, -1, SERVER)).bits("drawn", ())
+    return (word % rounds).astype(jnp.int32)
 
 
 def block(problem: Problem, setting: Setting, carry: Carry) -> tuple[Carry, dict[str, Array]]:
@@ -99,9 +101,7 @@ def block(problem: Problem, setting: Setting, carry: Carry) -> tuple[Carry, dict
 
 
 def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:
-    row = measure(
-        problem.objective, problem.silos, problem.test, setting.algorithm, carry.state.x
-    )
+    row = measure(problem.objective, problem.silos, problem.test, setting.algorithm, carry.state.x)
     spent = {
         "bits_up": carry.ends.bits[0],
         "bits_down": carry.ends.bits[1],
@@ -151,9 +151,7 @@ class Compiled:
 def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool) -> Compiled:
     began = time.perf_counter()
     axes = eqx.if_array(0) if sweep else None
-    program = (
-        eqx.filter_vmap(advance, in_axes=(None, axes, axes, None)) if sweep else advance
-    )
+    program = eqx.filter_vmap(advance, in_axes=(None, axes, axes, None)) if sweep else advance
     compiled = eqx.filter_jit(program).lower(problem, setting, carry, jnp.int32(1)).compile()
     return Compiled(compiled, time.perf_counter() - began)
 

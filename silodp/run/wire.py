@@ -1,6 +1,6 @@
 """Bytes between processes: a JSON header and safetensors arrays, framed by their length. No pickle.
 
-    frame = length of the rest (8 bytes) | length of the header (4 bytes) | header, UTF-8 JSON | safetensors
+frame = length of the rest (8 bytes) | length of the header (4 bytes) | header, UTF-8 JSON | safetensors
 """
 
 from __future__ import annotations

@@ -1,0 +1,38 @@
+# `make demo` and `make test` do all the set-up themselves: .venv, pinned by constraints.txt.
+PYTHON ?= python3.11
+BIN := .venv/bin
+READY := .venv/.ready
+BENCH_READY := .bench-venv/.ready
+
+# Tests and the reproduction use the real datasets when they lie beside the project.
+ifneq ($(wildcard ../shared/data),)
+export SILODP_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(READY)
+	$(BIN)/silodp demo
+
+test: lint
+	$(BIN)/pytest -n 2 --dist worksteal
+
+test-all: lint
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow or not slow"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(READY)
+	$(BIN)/python bench/engines.py
+
+$(READY): pyproject.toml constraints.txt
+	command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed (set PYTHON=...)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .bench-venv

@@ -1,0 +1,192 @@
+"""The command line: demo, run, sweep, resume, show, list."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from silodp.config import Config, ConfigError, load_config
+
+app = typer.Typer(
+    help="Train one model across silos with record-level differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+ConfigPath = Annotated[Path, typer.Argument(help="TOML file that describes the run", metavar="CONFIG.toml")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="change one key of the config; may be repeated"),
+]
+Out = Annotated[Path | None, typer.Option(help="directory for the results (default: a new one under runs/)")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@contextmanager
+def refusals(resumable: Path | None = None) -> Iterator[None]:
+    """A mistake is one line and exit code 2; Ctrl-C says what is kept and exits with 130."""
+    try:
+        yield
+    except ConfigError as error:
+        errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print("stopped; what was computed up to the last checkpoint is kept", markup=False)
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
+    """Train as CONFIG.toml says and write a run directory."""
+    from silodp.run.progress import bars
+    from silodp.run.runner import run as execute
+
+    with refusals():
+        finished = execute(load_config(config, set), out=out, progress=bars(console))
+        print_summary(finished.summary, finished.directory)
+
+
+@app.command()
+def resume(directory: Annotated[Path, typer.Argument(help="directory of a stopped run")]) -> None:
+    """Continue a stopped run; the result is that of an unbroken one."""
+    from silodp.run.progress import bars
+    from silodp.run.runner import resume as execute
+
+    with refusals():
+        finished = execute(directory, progress=bars(console))
+        print_summary(finished.summary, finished.directory)
+
+
+@app.command()
+def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
+    """Run the grid of CONFIG.toml's [sweep] in one compiled program (or one per program shape)."""
+    from silodp.run.progress import bars
+    from silodp.run.runner import read_data
+    from silodp.run.sweep import best_of, save_sweep, source_name
+    from silodp.run.sweep import sweep as execute
+
+    with refusals():
+        parsed = load_config(config, set)
+        data = read_data(parsed)
+        outcomes = execute(parsed, data=data, progress=bars(console))
+        directory = save_sweep(parsed, outcomes, source_name(data), out)
+        print_outcomes(outcomes, best_of(outcomes, parsed.sweep.select), parsed.sweep.select)
+        console.print(f"results in {directory.path}", markup=False)
+
+
+@app.command()
+def show(directory: Annotated[Path, typer.Argument(help="directory of a run")], json_: AsJson = False) -> None:
+    """Print what a run found and what it guarantees."""
+    from silodp.run.directory import RunDirectory
+
+    with refusals():
+        opened = RunDirectory.open(directory)
+        summary = opened.read_json("summary.json")
+        if json_:
+            print(json.dumps(summary, indent=2))
+            return
+        print_summary(summary, directory)
+        certificate = directory / "certificate.txt"
+        if certificate.is_file():
+            console.print(certificate.read_text(encoding="utf-8"), markup=False, highlight=False)
+
+
+@app.command("list")
+def list_(json_: AsJson = False) -> None:
+    """List algorithms, trust models, models, datasets and partitions."""
+    from silodp.algorithms import REGISTRY
+    from silodp.data import DATASETS, PARTITIONS
+
+    rows = [
+        {
+            "name": name,
+            "trust": list(entry.trusts),
+            "private": entry.private,
+            "summary": entry.summary,
+            "paper": entry.paper,
+            "theorem": entry.theorem,
+        }
+        for name, entry in REGISTRY.items()
+    ]
+    if json_:
+        tree = {"algorithms": rows, "datasets": sorted(DATASETS), "partitions": sorted(PARTITIONS)}
+        print(json.dumps(tree, indent=2))
+        return
+    table = Table("algorithm", "trust", "what it does", "paper", "theorem")
+    for row in rows:
+        table.add_row(row["name"], ", ".join(row["trust"]), row["summary"], row["paper"], row["theorem"])
+    console.print(table)
+    console.print(f"datasets: {', '.join(sorted(DATASETS))}", markup=False)
+    console.print(f"partitions: {', '.join(sorted(PARTITIONS))}", markup=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="directory for the results")] = Path("runs/demo"),
+) -> None:
+    """Four silos share the Wisconsin breast cancer records under an untrusted server: accuracy against epsilon."""
+    from silodp.demo import run_demo
+
+    with refusals():
+        run_demo(out, console)
+
+
+def print_summary(summary: dict[str, Any], directory: Path) -> None:
+    table = Table(show_header=False, box=None)
+    final = summary["final"]
+    guarantee = "none (no noise)"
+    if summary["private"]:
+        guarantee = f"({summary['epsilon']:.4g}, {summary['delta']:g})-DP for every record of every silo"
+    lines: dict[str, str] = {
+        "algorithm": f"{summary['algorithm']}, {summary['trust']} server",
+        "guarantee": guarantee,
+        "rounds": f"{final['round']:.0f}",
+        "objective": f"{final['objective']:.6g}",
+        "squared gradient norm": f"{final['gradient_norm2']:.4g}",
+    }
+    lines |= {k.replace("_", " "): f"{v:.4f}" for k, v in final.items() if k.startswith("test_")}
+    lines |= {
+        "sent up, down": f"{final['bits_up'] / 8e6:.3g} MB, {final['bits_down'] / 8e6:.3g} MB",
+        "record gradients": f"{final['record_gradients']:,.0f}",
+        "engine": f"{summary['engine']} ({summary['engine_reason']})",
+        "time": ", ".join(f"{k.replace('_seconds', '')} {v:.1f} s" for k, v in summary["timing"].items()),
+    }
+    for name, value in lines.items():
+        table.add_row(name, value)
+    console.print(table)
+    if summary["stamp"]:
+        console.print(summary["stamp"], style="yellow", markup=False)
+    for note in summary["preprocessing"]:
+        if note.startswith("not private"):
+            console.print(note, style="yellow", markup=False)
+    console.print(f"files in {directory}", markup=False, soft_wrap=True)
+
+
+def print_outcomes(outcomes: list[Any], best: int, column: str) -> None:
+    keys = list(outcomes[0].values)
+    table = Table(*keys, "epsilon", column, "")
+    for i, outcome in enumerate(outcomes):
+        epsilon = "-" if outcome.epsilon is None else f"{outcome.epsilon:.4g}"
+        last = f"{outcome.history[-1][column]:.6g}"
+        table.add_row(*(f"{outcome.values[k]:g}" for k in keys), epsilon, last, "best" if i == best else "")
+    console.print(table)
+    console.print(f"best by {column}: not private: selected on private data", style="yellow", markup=False)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

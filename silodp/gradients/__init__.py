@@ -1,0 +1,181 @@
+"""The primitive under all algorithms: a weighted sum of clipped per-record combinations of gradients.
+
+    clipped_sum(loss, points, coefficients, records, weights, clip)
+        = sum_j weights[j] * clip(sum_k coefficients[k] * grad loss(points[k], records[j]), clip)
+
+Two engines compute it. *structured* takes networks of `dense`, `conv2d` and `embed` layers (with any plain JAX between
+them) and never builds a per-record gradient; *general* takes any differentiable loss, in microbatches.
+
+Formal guarantee: a record's contribution has norm at most weight * clip, in real arithmetic and up to float32 rounding
+here; it is 0 if its gradient (or the square of its norm) is not finite. Replacing one record of weight 1 therefore moves the sum by at most 2 * clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from silodp.gradients import general, structured
+from silodp.gradients.difference import difference
+from silodp.gradients.factors import Factors
+from silodp.gradients.layers import avg_pool, conv2d, dense, embed, max_pool
+from silodp.gradients.structure import Layer, Loss, NotStructured, Structure, find_structure
+
+ENGINES = ("auto", "structured", "general")
+Scalar = Float[Array, ""] | float
+
+
+class Regularised(eqx.Module):
+    """loss(params, record) + penalty(params): the penalty's gradient is part of every record's, before clipping."""
+
+    loss: Loss
+    penalty: Callable[[PyTree], Array]
+
+    def __call__(self, params: PyTree, record: PyTree) -> Array:
+        return self.loss(params, record) + self.penalty(params)
+
+
+class LayerFactors(eqx.Module):
+    """Clipped per-record gradients as factors of each layer, records first."""
+
+    factors: list[Factors]
+    layers: tuple[Layer, ...] = eqx.field(static=True)
+
+
+class RecordGradients(eqx.Module):
+    """Clipped per-record gradients as they are, records first."""
+
+    gradients: PyTree
+
+
+def engine_for(loss: Loss, params: PyTree, record: PyTree) -> tuple[str, str]:
+    """The engine that "auto" uses for this loss, and why, in one line."""
+    found = _structure(loss, params, record)
+    if isinstance(found, str):
+        return "general", found
+    layers = len(found.layers)
+    return "structured", f"the loss is a network of {layers} layer{'s' if layers != 1 else ''}"
+
+
+def clipped_sum(
+    loss: Loss,
+    points: Sequence[PyTree],
+    coefficients: Sequence[Scalar],
+    records: PyTree,
+    weights: Float[Array, " n"],
+    clip: Scalar,
+    *,
+    engine: str = "auto",
+    microbatch: int | None = None,
+) -> PyTree:
+    """sum_j weights[j] * clip(sum_k coefficients[k] * grad loss(points[k], records[j]), clip).
+
+    A record of weight 0 is padding and contributes nothing whatever it holds. `microbatch`: records at one time
+    (memory grows with it, not with the number of records). All arrays and scalars may be traced.
+    """
+    _check(points, coefficients, weights, engine, microbatch)
+    factors, bound = [jnp.asarray(c, jnp.float32) for c in coefficients], jnp.asarray(clip, jnp.float32)
+    found = _choose(loss, points[0], records, engine)
+    if found is None:
+        return general.clipped_sum(loss, points, factors, records, weights, bound, microbatch)
+    penalty = None
+    if isinstance(loss, Regularised):
+        at = loss.penalty
+        penalty = general.combined_gradient(lambda params, _: at(params), points, factors, ())
+    return structured.clipped_sum(found, points, factors, records, weights, bound, penalty, microbatch)
+
+
+def per_record(
+    loss: Loss, points: Sequence[PyTree], coefficients: Sequence[Scalar], records: PyTree, clip: Scalar
+) -> PyTree:
+    """Each record's clipped combination, on a leading axis. Memory: records x parameters, so call it on few."""
+    factors = [jnp.asarray(c, jnp.float32) for c in coefficients]
+    return general.clipped_gradients(loss, points, factors, records, jnp.asarray(clip, jnp.float32))
+
+
+def record_factors(
+    loss: Loss, point: PyTree, records: PyTree, weights: Float[Array, " n"], clip: Scalar, *, engine: str = "auto"
+) -> LayerFactors | RecordGradients:
+    """The clipped gradient of every record in a form that is cheap to keep (SAGA's table), records first.
+
+    Records of weight 0 get zeros. A regularised loss is kept as plain gradients: its penalty belongs to the point at
+    which each record was last seen, so it does not factor.
+    """
+    _check([point], [1.0], weights, engine, None)
+    bound = jnp.asarray(clip, jnp.float32)
+    if isinstance(loss, Regularised):
+        if engine == "structured":
+            raise ValueError("engine: structured keeps no factors of a regularised loss; use general")
+        engine = "general"
+    found = _choose(loss, point, records, engine)
+    one = [jnp.float32(1)]
+    if found is None:
+        return RecordGradients(general.clipped_gradients(loss, [point], one, records, bound, weights > 0))
+    block = structured.clip_block(found, [point], one, records, weights > 0, bound)
+    scaled = [layer.scaled(block.factor) for layer in block.layers]
+    return LayerFactors(jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), scaled), found.layers)
+
+
+def sum_factors(params_like: PyTree, factors: LayerFactors | RecordGradients, weights: Float[Array, " n"]) -> PyTree:
+    """sum_j weights[j] * (the clipped gradient kept for record j)."""
+    if isinstance(factors, RecordGradients):
+        return jax.tree.map(lambda g: jnp.tensordot(weights, g, 1), factors.gradients)
+    records_last = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), factors.factors)
+    summed = structured.sum_layers(factors.layers, records_last, weights, params_like)
+    return jax.tree.unflatten(jax.tree.structure(params_like), summed)
+
+
+def _structure(loss: Loss, params: PyTree, record: PyTree) -> Structure | str:
+    plain = loss.loss if isinstance(loss, Regularised) else loss
+    try:
+        return find_structure(plain, params, record)
+    except NotStructured as reason:
+        return str(reason)
+
+
+def _choose(loss: Loss, params: PyTree, records: PyTree, engine: str) -> Structure | None:
+    if engine == "general":
+        return None
+    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), records)
+    found = _structure(loss, params, record)
+    if isinstance(found, Structure):
+        return found
+    if engine == "structured":
+        raise ValueError(f"engine: structured cannot take this loss ({found}); use auto or general")
+    return None
+
+
+def _check(
+    points: Sequence[Any], coefficients: Sequence[Any], weights: Array, engine: str, microbatch: int | None
+) -> None:
+    if engine not in ENGINES:
+        raise ValueError(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+    if not points or len(points) != len(coefficients):
+        raise ValueError(f"coefficients: {len(coefficients)} given for {len(points)} points; one each is needed")
+    if microbatch is not None and microbatch < 1:
+        raise ValueError(f"microbatch: {microbatch} records; at least 1 is needed")
+    if weights.ndim != 1:
+        raise ValueError(f"weights: shape {weights.shape}; one number per record is needed")
+
+
+__all__ = [
+    "LayerFactors",
+    "RecordGradients",
+    "Regularised",
+    "avg_pool",
+    "clipped_sum",
+    "conv2d",
+    "dense",
+    "difference",
+    "embed",
+    "engine_for",
+    "max_pool",
+    "per_record",
+    "record_factors",
+    "sum_factors",
+]

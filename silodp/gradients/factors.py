@@ -1,0 +1,166 @@
+"""Per-record gradients of one layer without building them: what their norms and weighted sums need, records last.
+
+A record's gradient of a dense layer is an outer product of output cotangent b and input a. A combination over points is
+a sum of such products,  sum_k c_k b_k a_k^T = (C b_y + sum_k c_k (b_k - b_y)) a_y^T + sum_k c_k b_k (a_k - a_y)^T  with
+C = sum_k c_k and y the last point, so that nothing large cancels for nearby points; the terms are then made orthogonal, so
+that the norm is a sum of squares, of exactly the terms that are summed.
+A convolution's kernel is small: its gradient is kept per record, within the block of records at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from silodp.gradients.layers import CONV, EMBED, stacked_rows
+from silodp.gradients.structure import Layer
+
+PerRecord = Float[Array, " n"]
+
+
+class Term(NamedTuple):
+    """One product cotangent x input per record; `constant` is the input that the bias sees (1, or 0 in a difference)."""
+
+    inputs: Array
+    constant: PerRecord
+    cotangents: Array
+
+
+class DenseFactors(eqx.Module):
+    """Outer products: gradient of record j = sum over terms of cotangents[:, j] (inputs[:, j], constant[j])^T."""
+
+    terms: tuple[Term, ...]
+    has_bias: bool = eqx.field(static=True)
+
+    def square_norms(self) -> PerRecord:
+        """The terms' inputs are orthogonal; the leftover of that in float32 is second order."""
+        each = [_square(t.cotangents) * self._dot(t, t) for t in self.terms]
+        return sum(each[1:], each[0])
+
+    def inner(self, weight: Array, bias: Array | None) -> PerRecord:
+        total = jnp.zeros(())
+        for t in self.terms:
+            seen = weight @ t.inputs
+            seen = seen if bias is None else seen + bias[:, None] * t.constant
+            total += jnp.sum(t.cotangents * seen, axis=0)
+        return total
+
+    def weighted_sum(self, scale: PerRecord) -> tuple[Array, Array | None]:
+        weight, bias = jnp.zeros(()), jnp.zeros(())
+        for t in self.terms:
+            scaled = t.cotangents * scale
+            weight += scaled @ t.inputs.T
+            bias += scaled @ t.constant
+        return weight, bias if self.has_bias else None
+
+    def scaled(self, scale: PerRecord) -> DenseFactors:
+        terms = (Term(t.inputs, t.constant, t.cotangents * scale) for t in self.terms)
+        return DenseFactors(tuple(terms), self.has_bias)
+
+    def orthogonal(self) -> DenseFactors:
+        done: list[Term] = []
+        for term in self.terms:
+            for i, earlier in enumerate(done):
+                done[i], term = self._split(earlier, term)
+            done.append(term)
+        return DenseFactors(tuple(done), self.has_bias)
+
+    def _split(self, first: Term, second: Term) -> tuple[Term, Term]:
+        size = self._dot(first, first)
+        share = jnp.where(size > 0, self._dot(first, second) / jnp.where(size > 0, size, 1), 0)
+        rest = Term(second.inputs - share * first.inputs, second.constant - share * first.constant, second.cotangents)
+        return first._replace(cotangents=first.cotangents + share * second.cotangents), rest
+
+    def _dot(self, s: Term, t: Term) -> PerRecord:
+        inputs = jnp.sum(s.inputs * t.inputs, axis=0)
+        return inputs + s.constant * t.constant if self.has_bias else inputs
+
+
+class KernelFactors(eqx.Module):
+    """A convolution's gradients, record by record."""
+
+    kernel: Float[Array, "outputs inputs rows columns n"]
+    bias: Float[Array, "outputs n"] | None
+
+    def square_norms(self) -> PerRecord:
+        return _square(self.kernel) + (0 if self.bias is None else _square(self.bias))
+
+    def inner(self, weight: Array, bias: Array | None) -> PerRecord:
+        total = jnp.einsum("oikln,oikl->n", self.kernel, weight)
+        return total if self.bias is None or bias is None else total + bias @ self.bias
+
+    def weighted_sum(self, scale: PerRecord) -> tuple[Array, Array | None]:
+        return self.kernel @ scale, None if self.bias is None else self.bias @ scale
+
+    def scaled(self, scale: PerRecord) -> KernelFactors:
+        return jax.tree.map(lambda leaf: leaf * scale, self)
+
+
+class RowFactors(eqx.Module):
+    """An embedding's gradients: cotangents added to the rows that a record looked up."""
+
+    index: Int[Array, "positions n"]
+    cotangents: Float[Array, "positions width n"]
+    rows: int = eqx.field(static=True)
+
+    def square_norms(self) -> PerRecord:
+        same_row = self.index[:, None] == self.index[None, :]
+        products = jnp.einsum("pwn,qwn->pqn", self.cotangents, self.cotangents)
+        return jnp.sum(jnp.where(same_row, products, 0), axis=(0, 1))
+
+    def inner(self, weight: Array, bias: Array | None) -> PerRecord:
+        return jnp.einsum("pwn,pnw->n", self.cotangents, weight[self.index])
+
+    def weighted_sum(self, scale: PerRecord) -> tuple[Array, Array | None]:
+        updates = jnp.moveaxis(self.cotangents * scale, 1, -1)
+        return jnp.zeros((self.rows, updates.shape[-1])).at[self.index].add(updates), None
+
+    def scaled(self, scale: PerRecord) -> RowFactors:
+        return RowFactors(self.index, self.cotangents * scale, self.rows)
+
+
+Factors = DenseFactors | KernelFactors | RowFactors
+
+
+def make_factors(layer: Layer, weight: Array, terms: Sequence[tuple[Array, Array]]) -> Factors:
+    """From (input, cotangent) terms of a block of records; the first is the base point's, the others differences."""
+    if layer.kind == EMBED:
+        (index, cotangents), *_ = terms
+        rows, n = weight.shape[0], cotangents.shape[-1]
+        flat = jnp.clip(index.reshape(-1, n), 0, rows - 1)
+        return RowFactors(flat, cotangents.reshape(-1, weight.shape[1], n), rows)
+    if layer.kind == CONV:
+        kernels = [_kernel_gradients(a, b, layer.stride, weight.shape[2:]) for a, b in terms]
+        bias = None if layer.bias is None else jnp.sum(terms[0][1], axis=(1, 2))
+        return KernelFactors(sum(kernels[1:], kernels[0]), bias)
+    ones = jnp.ones(terms[0][0].shape[-1])
+    listed = (Term(a, ones if i == 0 else 0 * ones, b) for i, (a, b) in enumerate(terms))
+    return DenseFactors(tuple(listed), layer.bias is not None).orthogonal()
+
+
+def _kernel_gradients(inputs: Array, cotangents: Array, stride: int, size: tuple[int, ...]) -> Array:
+    rows, columns = size
+    height, width = cotangents.shape[1:3]
+    pieces = [
+        inputs[:, k : k + (height - 1) * stride + 1 : stride, l : l + (width - 1) * stride + 1 : stride]
+        for k in range(rows)
+        for l in range(columns)
+    ]
+    patches = jnp.stack(pieces, axis=1)
+    out = jnp.einsum("ohwn,iphwn->oipn", cotangents, patches)
+    return out.reshape(*out.shape[:2], rows, columns, -1)
+
+
+def keep_only(factors: Factors, kept: Bool[Array, " n"]) -> Factors:
+    """Zero every other record, also where it is not finite: 0 * inf would spoil the sum."""
+    clean: Any = lambda leaf: jnp.where(kept, leaf, jnp.zeros_like(leaf))
+    return jax.tree.map(clean, factors)
+
+
+def _square(x: Array) -> PerRecord:
+    return jnp.sum(x * x, axis=tuple(range(x.ndim - 1)))

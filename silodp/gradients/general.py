@@ -1,0 +1,74 @@
+"""The general engine: any differentiable loss, per-record gradients a microbatch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from silodp.gradients.blocks import clip_factor, sum_in_blocks
+from silodp.gradients.difference import difference
+from silodp.gradients.structure import Loss
+
+# Per-record gradients alive at one time, unless a microbatch is given.
+GRADIENT_BYTES = 16_000_000
+
+
+def combined_gradient(loss: Loss, points: Sequence[PyTree], coefficients: Sequence[Array], record: PyTree) -> PyTree:
+    """sum_k c_k grad loss(x_k; record), as (sum_k c_k) grad at the last point plus exact differences to it."""
+    gradient, last = jax.grad(loss), points[-1]
+    if len(points) == 1:
+        return jax.tree.map(lambda g: coefficients[0] * g, gradient(last, record))
+    total = sum(coefficients[1:], coefficients[0])
+    result = None
+    for point, coefficient in zip(points[:-1], coefficients[:-1], strict=True):
+        base, delta = difference(gradient, point, last, record)
+        leaves, tree = jax.tree.flatten(base)
+        changes = tree.flatten_up_to(delta)
+        if result is None:
+            result = [total * leaf for leaf in leaves]
+        result = [r if d is None else r + coefficient * d for r, d in zip(result, changes, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(last), result)
+
+
+def clipped_gradients(
+    loss: Loss,
+    points: Sequence[PyTree],
+    coefficients: Sequence[Array],
+    records: PyTree,
+    clip: Float[Array, ""],
+    kept: Array | None = None,
+) -> PyTree:
+    """Every record's clipped combination, stacked on a leading axis; zero where not finite or not kept."""
+    gradients = jax.vmap(lambda record: combined_gradient(loss, points, coefficients, record))(records)
+    leaves = jax.tree.leaves(gradients)
+    square_norms = sum((jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in leaves), jnp.zeros(()))
+    good = jnp.isfinite(square_norms) if kept is None else jnp.isfinite(square_norms) & kept
+    factor = clip_factor(jnp.where(good, square_norms, 0), clip)
+
+    def scale(gradient: Array) -> Array:
+        along = lambda v: v.reshape(-1, *(1,) * (gradient.ndim - 1))
+        return jnp.where(along(good), gradient * along(factor), 0)
+
+    return jax.tree.map(scale, gradients)
+
+
+def clipped_sum(
+    loss: Loss,
+    points: Sequence[PyTree],
+    coefficients: Sequence[Array],
+    records: PyTree,
+    weights: Float[Array, " n"],
+    clip: Float[Array, ""],
+    microbatch: int | None,
+) -> PyTree:
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(points[0]))
+    size = microbatch or max(1, GRADIENT_BYTES // (4 * parameters * len(points)))
+
+    def block_sum(block: PyTree, block_weights: Array) -> PyTree:
+        clipped = clipped_gradients(loss, points, coefficients, block, clip, block_weights > 0)
+        return jax.tree.map(lambda g: jnp.tensordot(block_weights, g, 1), clipped)
+
+    return sum_in_blocks(block_sum, records, weights, size)

@@ -1,0 +1,131 @@
+"""Where a parameter meets data: dense, conv2d, embed. Ordinary functions of one record, which the engines recognise.
+
+Each layer is a named jit, so that it stays visible as one equation in the traced loss (`structure.py` looks for the
+names). The weight always comes first in its product: when the loss is vmapped over records XLA then keeps the
+record axis last, and both the layer and its cotangents are single matrix products over all records of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+DENSE, CONV, EMBED = "silodp_dense", "silodp_conv2d", "silodp_embed"
+# Up to this many input values per image row, a convolution is faster as a few products with a band matrix.
+BAND_ROW = 512
+
+
+def dense(
+    weight: Float[Array, "outputs inputs"], bias: Float[Array, " outputs"] | None, x: Float[Array, " inputs"]
+) -> Float[Array, " outputs"]:
+    """weight @ x + bias."""
+    return _dense(weight, x) if bias is None else _dense(weight, x, bias)
+
+
+def conv2d(
+    kernel: Float[Array, "outputs inputs rows columns"],
+    bias: Float[Array, " outputs"] | None,
+    x: Float[Array, "inputs height width"],
+    stride: int = 1,
+) -> Float[Array, "outputs out_height out_width"]:
+    """Cross-correlation of one image (channels first, no padding) with a kernel, as in PyTorch's conv2d."""
+    layer = _conv2d(stride)
+    return layer(kernel, x) if bias is None else layer(kernel, x, bias)
+
+
+def embed(table: Float[Array, "rows width"], index: Int[Array, "*positions"]) -> Float[Array, "*positions width"]:
+    """Rows of a table. Indices outside it are clamped."""
+    return _embed(table, jnp.asarray(index))
+
+
+def max_pool(x: Float[Array, "channels height width"], size: int = 2) -> Float[Array, "channels h w"]:
+    """Largest value of each size x size window; windows do not overlap, a last partial one is dropped."""
+    rows = _fold(jnp.maximum, x, size, axis=1)
+    return _fold(jnp.maximum, rows, size, axis=2)
+
+
+def avg_pool(x: Float[Array, "channels height width"], size: int = 2) -> Float[Array, "channels h w"]:
+    """Mean of each size x size window; windows do not overlap, a last partial one is dropped."""
+    rows = _fold(jnp.add, x, size, axis=1)
+    return _fold(jnp.add, rows, size, axis=2) / size**2
+
+
+def _fold(combine: Callable[[Array, Array], Array], x: Array, size: int, axis: int) -> Array:
+    if size < 1 or size > x.shape[axis]:
+        raise ValueError(f"size: {size} is not a pooling window for images of shape {x.shape}")
+    whole = x.shape[axis] // size * size
+    parts = [lax.slice_in_dim(x, offset, whole, size, axis) for offset in range(size)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = combine(total, part)
+    return total
+
+
+def _named(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
+    """A jit that shows up under `name` in a traced loss."""
+
+    def layer(*arrays: Array) -> Array:
+        return function(*arrays)
+
+    layer.__name__ = layer.__qualname__ = name
+    return jax.jit(layer)
+
+
+def _plain_dense(weight: Array, x: Array, bias: Array | None = None) -> Array:
+    out = weight @ x
+    return out if bias is None else out + bias
+
+
+def _plain_conv2d(kernel: Array, x: Array, bias: Array | None = None, *, stride: int) -> Array:
+    apply = band_convolution if x.shape[0] * x.shape[2] <= BAND_ROW else _direct_convolution
+    out = apply(kernel, x, stride)
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _plain_embed(table: Array, index: Array) -> Array:
+    return jnp.take(table, index, axis=0, mode="clip")
+
+
+def _direct_convolution(kernel: Array, x: Array, stride: int) -> Array:
+    return lax.conv_general_dilated(x[None], kernel, (stride, stride), "VALID")[0]
+
+
+def band_convolution(kernel: Array, x: Array, stride: int) -> Array:
+    """One product: a band matrix that slides the kernel along the width, times the stacked rows of the image."""
+    outputs, channels, size, _ = kernel.shape
+    band = _band_matrix(kernel, x.shape[2], stride)
+    stacked = stacked_rows(x, size, stride)
+    out = band.reshape(-1, band.shape[2] * channels * x.shape[2]) @ stacked.reshape(-1, stacked.shape[-1])
+    return out.reshape(outputs, band.shape[1], -1).swapaxes(1, 2)
+
+
+def _band_matrix(kernel: Array, width: int, stride: int) -> Float[Array, "outputs out_width rows channels width"]:
+    columns = kernel.shape[3]
+    out_width = (width - columns) // stride + 1
+    place = np.zeros((columns, out_width, width), np.float32)
+    for column in range(columns):
+        place[column, np.arange(out_width), np.arange(out_width) * stride + column] = 1.0
+    return jnp.einsum("oikl,lvw->ovkiw", kernel, place)
+
+
+def stacked_rows(x: Array, size: int, stride: int) -> Float[Array, "rows channels width out_height"]:
+    """For each output row, the `size` input rows that it sees; the output row is the last axis."""
+    turned = x.swapaxes(1, 2)
+    out_height = (x.shape[1] - size) // stride + 1
+    last = (out_height - 1) * stride + 1
+    return jnp.stack([lax.slice_in_dim(turned, k, k + last, stride, 2) for k in range(size)])
+
+
+@cache
+def _conv2d(stride: int):
+    return _named(f"{CONV}_{stride}", partial(_plain_conv2d, stride=stride))
+
+
+_dense = _named(DENSE, _plain_dense)
+_embed = _named(EMBED, _plain_embed)

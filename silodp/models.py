@@ -1,0 +1,276 @@
+"""Models: initial parameters, the loss of one record, predictions, and a metric.
+
+A record is (features, target). All kinds are built on `silodp.gradients.dense` and `conv2d`, so that the structured
+engine takes them. Parameters are a dictionary of layers, each {"weight": ..., "bias": ...}.
+
+| kind | scores | loss of one record | metric |
+|---|---|---|---|
+| linear | w.a + b | (score - target)^2 | mse |
+| ridge | w.a + b | (score - target)^2 + regulariser/2 * sum x^2 | mse |
+| logistic | w.a + b | log(1 + exp(-label * score)) [+ regulariser * sum x^2/(1+x^2)]; label -1/+1 or 0/1 | accuracy |
+| softmax | W a + b | cross-entropy; target a class number | accuracy |
+| mlp | hidden layers of `activation` | squared or cross-entropy | mse or accuracy |
+| cnn | LeNet as in PyTorch's CIFAR-10 tutorial, relu, images (channels, height, width) | cross-entropy | accuracy |
+
+Regularisers run over all parameters, biases included, and are part of every record's loss (and so of its clipped gradient).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod, sqrt
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+
+from silodp.gradients import Regularised, conv2d, dense, max_pool
+
+Params = dict[str, dict[str, Array]]
+Shapes = dict[str, tuple[int, ...]]
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "softplus": jax.nn.softplus,
+    "sigmoid": jax.nn.sigmoid,
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+}
+KINDS = ("linear", "ridge", "logistic", "softmax", "mlp", "cnn")
+INITIALS = ("default", "zeros", "normal")
+
+
+@dataclass(frozen=True)
+class Model:
+    """`init(key)` and `loss(params, record)` are all that training needs; the rest is for evaluation."""
+
+    name: str
+    init: Callable[[Key[Array, ""]], PyTree]
+    loss: Callable[[PyTree, PyTree], Float[Array, ""]]
+    scores: Callable[[PyTree, Array], Array] | None = None
+    metric: str | None = None  # "accuracy" or "mse"
+
+    def predict(self, params: PyTree, features: Float[Array, "n ..."]) -> Array:
+        """Class numbers (0/1 for one score) if the metric is accuracy, else the scores themselves."""
+        if self.scores is None:
+            raise ValueError(f"scores: model {self.name!r} was given a loss only; it cannot predict")
+        scores = jax.vmap(partial(self.scores, params))(features)
+        if self.metric != "accuracy":
+            return scores
+        return jnp.argmax(scores, axis=-1) if scores.ndim == 2 else (scores > 0).astype(jnp.int32)
+
+    def evaluate(self, params: PyTree, features: Float[Array, "n ..."], targets: Array) -> Float[Array, ""]:
+        """Accuracy, or the mean squared error."""
+        predicted = self.predict(params, features)
+        if self.metric == "accuracy":
+            # A label of -1 means the same as 0.
+            return jnp.mean(predicted == jnp.maximum(targets, 0))
+        return jnp.mean(jnp.square(predicted - targets.reshape(predicted.shape)))
+
+
+def from_loss(
+    loss: Callable[[PyTree, PyTree], Float[Array, ""]],
+    init: Callable[[Key[Array, ""]], PyTree],
+    *,
+    scores: Callable[[PyTree, Array], Array] | None = None,
+    metric: str | None = None,
+    name: str = "user",
+) -> Model:
+    """A model from any differentiable loss(params, record) on a pytree."""
+    if metric not in (None, "accuracy", "mse"):
+        raise ValueError(f"metric: {metric!r} is not accuracy or mse")
+    if (scores is None) != (metric is None):
+        raise ValueError("metric: it needs scores(params, features), and scores need a metric")
+    return Model(name, init, loss, scores, metric)
+
+
+def build_model(
+    kind: str,
+    *,
+    inputs: int | tuple[int, ...],
+    outputs: int = 1,
+    task: str | None = None,
+    hidden: tuple[int, ...] = (),
+    activation: str | None = None,
+    loss: str | None = None,
+    regulariser: float = 0.0,
+    bias: bool = True,
+    initial: str = "default",
+    initial_scale: float | None = None,
+) -> Model:
+    """A model of one of the `KINDS`.
+
+    inputs: number of features, or their shape; outputs: classes, or 1 for a number. `initial` is "default" (zeros for
+    linear, ridge, logistic and softmax; uniform in +-1/sqrt(fan-in) for networks), "zeros", or "normal" with
+    standard deviation `initial_scale` (1 unless given; SoteriaFL starts at 0.2).
+    """
+    shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
+    _check(kind, shape, outputs, task, hidden, activation, regulariser, initial, initial_scale)
+    single = kind in ("linear", "ridge", "logistic")
+    squared = kind in ("linear", "ridge") or (kind == "mlp" and _loss_of(loss, task, outputs) == "squared")
+    if kind not in ("mlp",) and loss not in (None, "squared" if squared else "cross-entropy"):
+        raise ValueError(f"loss: {loss!r} is not the loss of a {kind} model; leave it out")
+    shapes = (
+        _cnn_shapes(shape, outputs) if kind == "cnn" else _dense_shapes(prod(shape), hidden, 1 if single else outputs)
+    )
+    act = ACTIVATIONS[activation or "relu"]
+    scores = partial(_cnn_scores, shape) if kind == "cnn" else partial(_dense_scores, act, len(shapes))
+    record_loss = partial(_squared if squared else _logistic if kind == "logistic" else _cross_entropy, scores)
+    start = "zeros" if initial == "default" and kind not in ("mlp", "cnn") else initial
+    return Model(
+        kind,
+        partial(_initialise, shapes, bias, start, initial_scale or 1.0),
+        _regularised(kind, record_loss, regulariser),
+        scores,
+        "mse" if squared else "accuracy",
+    )
+
+
+def _check(
+    kind: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    task: str | None,
+    hidden: tuple[int, ...],
+    activation: str | None,
+    regulariser: float,
+    initial: str,
+    initial_scale: float | None,
+) -> None:
+    wrong = lambda field, value, right: ValueError(f"{field}: {value!r} {right}")
+    if kind not in KINDS:
+        raise wrong("kind", kind, f"is not one of {', '.join(KINDS)}")
+    if not shape or min(shape) < 1:
+        raise wrong("inputs", shape, "is not a number of features or their shape")
+    if outputs < 1:
+        raise wrong("outputs", outputs, "must be at least 1")
+    if task not in (None, "classification", "regression"):
+        raise wrong("task", task, "is not classification or regression")
+    if (kind == "mlp") != bool(hidden):
+        raise wrong("hidden", hidden, "widths: an mlp needs at least one, other kinds have none")
+    if any(width < 1 for width in hidden):
+        raise wrong("hidden", hidden, "widths must be at least 1")
+    if activation is not None and (kind != "mlp" or activation not in ACTIVATIONS):
+        raise wrong("activation", activation, f"is for an mlp, one of {', '.join(ACTIVATIONS)}")
+    if not 0 <= regulariser < float("inf") or (regulariser > 0 and kind not in ("ridge", "logistic")):
+        raise wrong("regulariser", regulariser, "must be finite and >= 0, and only ridge and logistic have one")
+    if kind == "ridge" and regulariser == 0:
+        raise wrong("regulariser", regulariser, "is linear regression; ridge needs a positive one")
+    if initial not in INITIALS:
+        raise wrong("initial", initial, f"is not one of {', '.join(INITIALS)}")
+    if initial_scale is not None and (initial != "normal" or not initial_scale > 0):
+        raise wrong("initial_scale", initial_scale, "must be positive and goes with initial = normal")
+    _check_task(kind, outputs, task)
+
+
+def _check_task(kind: str, outputs: int, task: str | None) -> None:
+    if kind in ("linear", "ridge") and (outputs != 1 or task == "classification"):
+        raise ValueError(f"kind: {kind!r} predicts one number; use logistic, softmax or mlp for classes")
+    if kind in ("logistic", "softmax", "cnn") and task == "regression":
+        raise ValueError(f"kind: {kind!r} predicts classes; use linear, ridge or mlp for a number")
+    if kind == "logistic" and outputs > 2:
+        raise ValueError(f"kind: 'logistic' has two classes, the data {outputs}; use softmax")
+    if kind in ("softmax", "cnn") and outputs < 2:
+        raise ValueError(f"outputs: {outputs}; {kind} needs the number of classes, at least 2")
+
+
+def _loss_of(loss: str | None, task: str | None, outputs: int) -> str:
+    chosen = loss or ("squared" if task == "regression" or outputs == 1 else "cross-entropy")
+    if chosen not in ("squared", "cross-entropy"):
+        raise ValueError(f"loss: {chosen!r} is not squared or cross-entropy")
+    if chosen == "squared" and (task == "classification" or outputs > 1):
+        raise ValueError("loss: 'squared' is for one number; classes need cross-entropy")
+    if chosen == "cross-entropy" and (task == "regression" or outputs < 2):
+        raise ValueError("loss: 'cross-entropy' is for at least 2 classes; a number needs squared")
+    return chosen
+
+
+def _squared(scores: Callable[[Params, Array], Array], params: Params, record: tuple[Array, Array]) -> Array:
+    features, target = record
+    return jnp.square(scores(params, features) - target)
+
+
+def _logistic(scores: Callable[[Params, Array], Array], params: Params, record: tuple[Array, Array]) -> Array:
+    features, target = record
+    label = jnp.where(target > 0, 1.0, -1.0)
+    return jax.nn.softplus(-label * scores(params, features))
+
+
+def _cross_entropy(scores: Callable[[Params, Array], Array], params: Params, record: tuple[Array, Array]) -> Array:
+    features, target = record
+    z = scores(params, features)
+    # A one-hot product instead of z[target]: its derivative needs no scatter, which is slow on CPU.
+    chosen = jnp.arange(z.shape[0]) == target.astype(jnp.int32)
+    return jax.nn.logsumexp(z) - jnp.sum(jnp.where(chosen, z, 0))
+
+
+def _regularised(kind: str, loss: Callable[..., Array], strength: float) -> Callable[..., Array]:
+    if strength == 0:
+        return loss
+    return Regularised(loss, partial(_half_square if kind == "ridge" else _bounded, strength))
+
+
+def _half_square(strength: float, params: Params) -> Array:
+    return strength / 2 * sum((jnp.sum(x * x) for x in jax.tree.leaves(params)), jnp.zeros(()))
+
+
+def _bounded(strength: float, params: Params) -> Array:
+    """The non-convex regulariser of SoteriaFL's logistic regression."""
+    return strength * sum((jnp.sum(x * x / (1 + x * x)) for x in jax.tree.leaves(params)), jnp.zeros(()))
+
+
+def _dense_shapes(inputs: int, hidden: tuple[int, ...], outputs: int) -> Shapes:
+    widths = (inputs, *hidden, outputs)
+    return {f"dense{i + 1}": (widths[i + 1], widths[i]) for i in range(len(widths) - 1)}
+
+
+def _dense_scores(activation: Callable[[Array], Array], depth: int, params: Params, features: Array) -> Array:
+    h = features.reshape(-1)
+    for i in range(1, depth + 1):
+        layer = params[f"dense{i}"]
+        h = dense(layer["weight"], layer.get("bias"), h)
+        h = activation(h) if i < depth else h
+    return h[0] if h.shape == (1,) else h
+
+
+def _cnn_shapes(shape: tuple[int, ...], outputs: int) -> Shapes:
+    if len(shape) != 3:
+        raise ValueError(f"inputs: {shape} is not an image shape; a cnn needs (channels, height, width)")
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+    if min(height, width) < 1:
+        raise ValueError(f"inputs: images of {shape[1:]} are too small for a cnn; at least 16 x 16 is needed")
+    return {
+        "conv1": (6, shape[0], 5, 5),
+        "conv2": (16, 6, 5, 5),
+        "dense1": (120, 16 * height * width),
+        "dense2": (84, 120),
+        "dense3": (outputs, 84),
+    }
+
+
+def _cnn_scores(shape: tuple[int, ...], params: Params, features: Array) -> Array:
+    h = features.reshape(shape)
+    for name in ("conv1", "conv2"):
+        h = max_pool(jax.nn.relu(conv2d(params[name]["weight"], params[name].get("bias"), h)))
+    dense_layers = {name: layer for name, layer in params.items() if name.startswith("dense")}
+    return _dense_scores(jax.nn.relu, 3, dense_layers, h)
+
+
+def _initialise(shapes: Shapes, bias: bool, initial: str, scale: float, key: Key[Array, ""]) -> Params:
+    params: Params = {}
+    for name, shape in shapes.items():
+        key, for_weight, for_bias = jax.random.split(key, 3)
+        bound = 1 / sqrt(prod(shape[1:]))
+        params[name] = {"weight": _draw(initial, bound, scale, for_weight, shape)}
+        if bias:
+            params[name]["bias"] = _draw(initial, bound, scale, for_bias, shape[:1])
+    return params
+
+
+def _draw(initial: str, bound: float, scale: float, key: Key[Array, ""], shape: tuple[int, ...]) -> Array:
+    if initial == "zeros":
+        return jnp.zeros(shape)
+    if initial == "normal":
+        return scale * jax.random.normal(key, shape)
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)

@@ -1,0 +1,70 @@
+"""Figures of runs. Drawn with matplotlib's own canvas, so that no screen is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+LABELS = {
+    "objective": "objective",
+    "gradient_norm2": "squared gradient norm",
+    "test_accuracy": "test accuracy",
+    "test_mse": "test mean squared error",
+}
+LOGARITHMIC = ("gradient_norm2",)
+
+
+def history_figure(path: Path, histories: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    """Every measured column against rounds, one line per run."""
+    first = next(iter(histories.values()))
+    columns = [name for name in LABELS if first and name in first[0]]
+    figure = Figure(figsize=(4.2 * len(columns), 3.4), layout="constrained")
+    for position, column in enumerate(columns):
+        axes = figure.add_subplot(1, len(columns), position + 1)
+        for label, rows in histories.items():
+            axes.plot([r["round"] for r in rows], [r[column] for r in rows], label=label)
+        finish(axes, "round", LABELS[column], legend=len(histories) > 1)
+        if column in LOGARITHMIC:
+            axes.set_yscale("log")
+    save(figure, path)
+
+
+def curve_figure(
+    path: Path,
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    markers: bool = False,
+) -> None:
+    """Lines (x, y) by label."""
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for label, (x, y) in lines.items():
+        axes.plot(x, y, marker="o" if markers else None, label=label)
+    if log_x:
+        axes.set_xscale("log")
+    if log_y:
+        axes.set_yscale("log")
+    finish(axes, x_label, y_label, legend=len(lines) > 1)
+    save(figure, path)
+
+
+def finish(axes: Axes, x_label: str, y_label: str, *, legend: bool) -> None:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    if legend:
+        axes.legend(fontsize="small")
+
+
+def save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,365 @@
+"""The cost of what was released, and the noise that a target asks for.
+
+Composition takes the first route that fits:
+1. all releases Gaussian: the exact closed form (gaussian.py);
+2. privacy loss distributions of all releases, convolved (mixture.py), pessimistic throughout;
+3. Renyi DP, added up and converted (Canonne, Kamath and Steinke 2020, Prop. 12): for masked
+   releases, and for deltas too small for the floating-point convolution.
+Route 1 is exact, route 2 exceeds the truth by about 3e-5 relative, route 3 by 5-15% in epsilon.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
+from jaxtyping import Float
+from scipy.optimize import brentq
+
+from silodp.privacy import gaussian
+from silodp.privacy.events import Releases, Sampling, Spent
+
+ORDERS = 1 + np.geomspace(0.011, 1e5, 300)
+_CELLS_PER_SCALE = 60  # grid cells per root mean square loss of one release: error about 3e-5
+_MOST_CELLS = 1 << 21
+_ROUNDING = 1e-16  # of the convolution's FFT, per release
+_TINY = 1e-320
+
+
+def epsilon(spent: Sequence[Spent], delta: float) -> float:
+    """Smallest epsilon (never below the truth) for which the releases are (epsilon, delta)-DP."""
+    check_delta(delta)
+    exposed, parts = _split(spent)
+    if not parts:
+        return 0.0 if exposed <= delta else math.inf
+    if exposed >= delta:
+        return math.inf
+    rest = (delta - exposed) / (1 - exposed)
+    mu = _mu(parts)
+    return gaussian.epsilon_of(rest, mu) if mu is not None else _epsilon_of_mixed(parts, rest)
+
+
+def delta(spent: Sequence[Spent], epsilon: float) -> float:
+    """Smallest delta (never below the truth) for which the releases are (epsilon, delta)-DP."""
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon = {epsilon}: must be a number >= 0")
+    exposed, parts = _split(spent)
+    return exposed + (1 - exposed) * _delta_of_noisy(parts, epsilon)
+
+
+def curve(spent: Sequence[Spent], epsilons: Sequence[float]) -> Float[np.ndarray, " n"]:
+    """delta(epsilon) at each of the epsilons: the whole guarantee."""
+    return np.array([delta(spent, value) for value in epsilons])
+
+
+def gdp(spent: Sequence[Spent]) -> float | None:
+    """mu if every release is plainly Gaussian (then it says everything), else None."""
+    exposed, parts = _split(spent)
+    return math.inf if exposed == 1 else None if exposed > 0 else _mu(parts)
+
+
+def rdp(spent: Sequence[Spent], orders: Float[np.ndarray, " a"]) -> Float[np.ndarray, " a"]:
+    """Renyi DP of all releases together at each order."""
+    total = np.zeros(orders.size)
+    for part in _merged(spent):
+        cost = part.releases.sampling.rdp(part.multiplier, part.releases.count, orders)
+        if cost is None:
+            kind = type(part.releases.sampling).__name__
+            raise ValueError(f"{kind} releases have no Renyi bound: cannot be composed this way")
+        total += cost
+    return total
+
+
+def pld(spent: Sequence[Spent], interval: float) -> PrivacyLossDistribution:
+    """Composed privacy loss distribution of noisy releases, to be composed with others further."""
+    total = identity(interval)
+    for part in _merged(spent):
+        kind = part.releases
+        total = total.compose(kind.sampling.pld(part.multiplier, kind.count, interval))
+    return total
+
+
+def calibrate(
+    releases: Sequence[Releases],
+    epsilon: float,
+    delta: float,
+    shares: Mapping[str, float] | None = None,
+    already: Sequence[Spent] = (),
+) -> dict[str, float]:
+    """Multiplier per stream so that all releases and what is already spent are (epsilon, delta)-DP.
+
+    Multipliers are t * sqrt(count * rate^2 / share), the smallest t that meets the target: for
+    Gaussian streams `share` is exactly the stream's part of mu^2. Default: equal shares. All zeros
+    means that the target holds without noise (see `needs_no_noise`).
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    base = _family(releases, shares)
+    if needs_no_noise(releases, epsilon, delta, already):
+        return {release.stream: 0.0 for release in releases}
+    excess = lambda log_t: math.log(
+        max(_delta(_noised(releases, base, math.exp(log_t), already), epsilon), _TINY) / delta
+    )
+    scale = _exact_scale(releases, base, gaussian.mu_of(epsilon, delta), already)
+    if scale is None:
+        _check_reachable(already, epsilon, delta)
+        guess = -math.log(gaussian.mu_of(epsilon, delta))
+        scale = math.exp(_smallest(excess, guess))
+    return {stream: scale * value for stream, value in base.items()}
+
+
+def calibrate_gdp(
+    releases: Sequence[Releases], mu: float, shares: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Multiplier per stream so that all (Gaussian) releases together are mu-GDP."""
+    if not 0 < mu < math.inf:
+        raise ValueError(f"mu = {mu}: must be a positive number")
+    base = _family(releases, shares)
+    scale = _exact_scale(releases, base, mu, ())
+    if scale is None:
+        raise ValueError(
+            "a GDP target needs plainly Gaussian streams: give epsilon and delta instead"
+        )
+    return {stream: scale * value for stream, value in base.items()}
+
+
+def needs_no_noise(
+    releases: Sequence[Releases], epsilon: float, delta: float, already: Sequence[Spent] = ()
+) -> bool:
+    """Whether the target holds without noise: the record is hardly ever used, or never."""
+    bare = [Spent(release, 0.0) for release in releases]
+    return _delta([*already, *bare], epsilon) <= delta
+
+
+def optimal_share(count1: int, count2: int, a: float, b: float) -> float:
+    """Share of mu^2 for the first of two streams that minimises the total noise variance a/b weigh:
+    a = C1^2, b = C2^2 * mean over restarts of sum |dx|^2."""
+    first, second = math.sqrt(count1 * a), math.sqrt(count2 * b)
+    return first / (first + second)
+
+
+def admits(
+    spent: Sequence[Spent], following: Sequence[Spent], epsilon: float, delta: float
+) -> bool:
+    """Whether the budget still holds after the following releases.
+
+    Stopping a fixed plan early is always sound. Multipliers chosen adaptively are covered for
+    Gaussian releases and by the Renyi route (filters), not by the convolution.
+    """
+    return _delta([*spent, *following], epsilon) <= delta
+
+
+def remaining(
+    spent: Sequence[Spent], following: Spent, epsilon: float, delta: float, most: int = 10**7
+) -> int:
+    """How many more releases like `following` (its own count is ignored) the budget admits."""
+
+    def fits(count: int) -> bool:
+        kind = following.releases
+        more = Spent(Releases(kind.stream, count, kind.sampling), following.multiplier)
+        return admits(spent, [more] if count else [], epsilon, delta)
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
+    """Epsilon when `records` records of a silo change at once (user level: all of one person's).
+
+    Gaussian: exactly that of records * mu. Otherwise (k eps, k e^{(k-1) eps} delta) from any valid
+    (eps, delta) (paper 001, Appendix B), at the best eps.
+    """
+    check_delta(delta)
+    if records < 1:
+        raise ValueError(f"records = {records}: must be at least 1")
+    mu = gdp(spent)
+    if mu is not None:
+        return gaussian.epsilon_of(delta, records * mu)
+    excess = lambda each: (
+        math.log(max(_delta(spent, each), _TINY) * records / delta) + (records - 1) * each
+    )
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+        if high > 1e4:
+            return math.inf
+    low = 0.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return records * high
+
+
+def check_epsilon(value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"epsilon = {value}: must be a positive number")
+
+
+def check_delta(value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"delta = {value}: must be strictly between 0 and 1")
+
+
+_delta = delta  # the public names are also natural argument names
+
+
+def _merged(spent: Sequence[Spent]) -> tuple[Spent, ...]:
+    """Equal releases added up. A one-pass stream counts once, at its least noisy release."""
+    least: dict[str, float] = {}
+    for part in spent:
+        if part.releases.sampling.one_pass and part.releases.count:
+            stream = part.releases.stream
+            least[stream] = min(least.get(stream, math.inf), part.multiplier)
+    counts: dict[tuple[str, Sampling, float], int] = {}
+    for part in spent:
+        kind = part.releases
+        multiplier = (
+            least[kind.stream] if kind.sampling.one_pass and kind.count else part.multiplier
+        )
+        if kind.count and multiplier < math.inf:
+            key = (kind.stream, kind.sampling, multiplier)
+            counts[key] = counts.get(key, 0) + kind.count
+    return tuple(
+        Spent(Releases(stream, count, sampling), multiplier)
+        for (stream, sampling, multiplier), count in counts.items()
+    )
+
+
+def _split(spent: Sequence[Spent]) -> tuple[float, tuple[Spent, ...]]:
+    """Probability that a noiseless release touches the record, and the noisy releases."""
+    merged = _merged(spent)
+    log_unseen = 0.0
+    for part in merged:
+        if part.multiplier == 0:
+            exposure = part.releases.sampling.exposure
+            log_unseen += part.releases.uses * math.log1p(-exposure) if exposure < 1 else -math.inf
+    return -math.expm1(log_unseen), tuple(part for part in merged if part.multiplier > 0)
+
+
+def _mu(parts: tuple[Spent, ...]) -> float | None:
+    each = [part.releases.sampling.gdp(part.multiplier, part.releases.count) for part in parts]
+    known = [mu for mu in each if mu is not None]
+    return math.hypot(*known) if len(known) == len(each) else None
+
+
+def _slack(parts: tuple[Spent, ...]) -> float:
+    """Bound on the rounding of the convolution, inf when there is no convolution to be had."""
+    if not all(part.releases.sampling.has_pld for part in parts):
+        return math.inf
+    return _ROUNDING * (10 + sum(part.releases.count for part in parts))
+
+
+def _epsilon_of_mixed(parts: tuple[Spent, ...], delta: float) -> float:
+    slack, best = _slack(parts), math.inf
+    if delta > slack:
+        best = float(_composed(parts).get_epsilon_for_delta(delta - slack))
+    if delta < 100 * slack and _has_rdp(parts):
+        renyi = compute_epsilon(ORDERS, rdp(parts, ORDERS), delta)[0]  # type: ignore[arg-type]
+        best = min(best, float(renyi))
+    return best
+
+
+def _delta_of_noisy(parts: tuple[Spent, ...], epsilon: float) -> float:
+    if not parts:
+        return 0.0
+    mu = _mu(parts)
+    if mu is not None:
+        return gaussian.delta_of(epsilon, mu)
+    slack, best = _slack(parts), 1.0
+    if slack < math.inf:
+        best = min(best, float(_composed(parts).get_delta_for_epsilon(epsilon)) + slack)
+    if best < 100 * slack and _has_rdp(parts):
+        renyi = compute_delta(ORDERS, rdp(parts, ORDERS), epsilon)[0]  # type: ignore[arg-type]
+        best = min(best, float(renyi))
+    return best
+
+
+def _has_rdp(parts: tuple[Spent, ...]) -> bool:
+    probe = np.array([2.0])
+    return all(part.releases.sampling.rdp(part.multiplier, 1, probe) is not None for part in parts)
+
+
+@lru_cache(maxsize=16)
+def _composed(parts: tuple[Spent, ...]) -> PrivacyLossDistribution:
+    return pld(parts, _interval(parts))
+
+
+def _interval(parts: tuple[Spent, ...]) -> float:
+    """Grid step: fine against one release's loss, unless the composed range would not fit."""
+    scales = [part.releases.sampling.loss_scale(part.multiplier) for part in parts]
+    uses = [part.releases.uses for part in parts]
+    variance = sum(n * scale**2 for n, scale in zip(uses, scales, strict=True))
+    reach = 20 * math.sqrt(variance) + variance
+    return max(min(scales) / _CELLS_PER_SCALE, reach / _MOST_CELLS)
+
+
+def _family(releases: Sequence[Releases], shares: Mapping[str, float] | None) -> dict[str, float]:
+    """The multipliers at t = 1."""
+    streams = [release.stream for release in releases]
+    if len(set(streams)) < len(streams):
+        raise ValueError(f"releases name a stream twice: {streams}")
+    used = [release.stream for release in releases if release.count]
+    given = dict.fromkeys(used, 1.0) if shares is None else {s: shares.get(s, 0.0) for s in used}
+    for stream, share in given.items():
+        if not 0 < share < math.inf:
+            raise ValueError(f"shares[{stream!r}] = {share}: every stream needs a positive share")
+    total = sum(given.values())
+    return {
+        release.stream: math.sqrt(release.uses)
+        * release.sampling.rate
+        / math.sqrt(given[release.stream] / total)
+        if release.count
+        else 0.0
+        for release in releases
+    }
+
+
+def _noised(
+    releases: Sequence[Releases], base: Mapping[str, float], scale: float, already: Sequence[Spent]
+) -> list[Spent]:
+    return [*already, *(Spent(release, scale * base[release.stream]) for release in releases)]
+
+
+def _exact_scale(
+    releases: Sequence[Releases], base: Mapping[str, float], mu: float, already: Sequence[Spent]
+) -> float | None:
+    """t in closed form when everything is Gaussian."""
+    at_one, before = gdp(_noised(releases, base, 1.0, ())), gdp(already)
+    if at_one is None or before is None:
+        return None
+    if before >= mu:
+        raise ValueError(
+            f"target out of reach: what is already spent is {before:.6g}-GDP, over {mu:.6g}"
+        )
+    return at_one / math.sqrt(mu**2 - before**2)
+
+
+def _check_reachable(already: Sequence[Spent], target: float, delta: float) -> None:
+    smallest = epsilon(already, delta)
+    if smallest >= target:
+        raise ValueError(
+            f"epsilon = {target}: out of reach, already spent is {smallest:.6g} at delta = {delta}"
+        )
+
+
+def _smallest(excess: Callable[[float], float], guess: float) -> float:
+    """Smallest argument with excess <= 0, to 1e-6, for a decreasing function."""
+    low = high = guess
+    while excess(low) <= 0:
+        low -= 0.5
+    while excess(high) > 0:
+        high += 0.5
+        if high > guess + 40:
+            raise ValueError("target out of reach: more noise no longer helps at this delta")
+    root = float(brentq(excess, low, high, xtol=2e-6))  # type: ignore[arg-type]
+    return next(x for x in root + 2e-6 * 2.0 ** np.arange(-1, 24) if excess(x) <= 0)

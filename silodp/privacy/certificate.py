@@ -1,0 +1,211 @@
+"""The privacy statement of a run, written from the releases that were counted while it ran.
+
+`settle` compares the count with the plan and refuses a run that released more, or with less noise, than planned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from silodp.core import Account
+from silodp.privacy import accountant
+from silodp.privacy.events import Releases, Spent
+from silodp.privacy.plan import Plan
+
+SIMULATED = "simulation: seeded noise, not private"
+NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
+VIEWS = {
+    "untrusted": "every message that a silo sends, in every round, and everything the server computes from them",
+    "trusted": "everything the server broadcasts; not the silos' messages to the server",
+}
+HONEST = {
+    "untrusted": ["the silo itself: its software clips, draws fresh noise and tells nobody"],
+    "trusted": [
+        "the silo itself: its software clips",
+        "the server: it sees clipped means in the clear, draws fresh noise and keeps both to itself",
+        "the transport between silo and server is confidential",
+    ],
+}
+COLLUSION = {
+    "untrusted": "unchanged if the server and all other silos collude: the silo's noise is its own",
+    "trusted": "unchanged if all other silos collude; nothing is left against the server itself",
+}
+ROUNDING = 1e-4  # multipliers are counted in float32
+
+
+class AccountingError(RuntimeError):
+    """The run released something that its plan does not cover."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A paper's own calibration: what it says the epsilon is."""
+
+    epsilon: float
+    formula: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the certificate says beside the numbers."""
+
+    algorithm: str
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    stamp: str | None = SIMULATED
+    versions: Mapping[str, str] = field(default_factory=dict)
+    calibration: str = "exact"
+    claim: Claim | None = None
+
+
+def settle(plan: Plan, account: Account) -> list[list[Spent]]:
+    """What each silo really spent; an error when that is not what the plan allows."""
+    counted: list[list[Spent]] = []
+    for silo, size in enumerate(plan.federates.sizes):
+        own = []
+        for stream in plan.streams[silo]:
+            tally = account.tallies[stream.name]
+            count = int(np.asarray(tally.count)[silo])
+            multiplier = float(np.asarray(tally.multiplier)[silo])
+            floor = float(plan.protecting(stream.name)[silo])
+            check_tally(plan, silo, stream.name, count, stream.count, multiplier, floor)
+            if count:
+                releases = Releases(stream.name, count, stream.batch.sampling(size))
+                # Rounded to float32 on the way: never report more noise than the plan's own number.
+                own.append(Spent(releases, max(floor, multiplier * (1 - ROUNDING))))
+        counted.append(own)
+    return counted
+
+
+def check_tally(plan: Plan, silo: int, stream: str, count: int, planned: int, multiplier: float, floor: float) -> None:
+    exact = plan.federates.everyone or plan.federates.attendance is not None
+    if count > planned or (exact and count != planned):
+        raise AccountingError(f"silo {silo}, stream {stream!r}: {count} releases were counted, the plan has {planned}")
+    if count and multiplier < floor * (1 - ROUNDING):
+        raise AccountingError(
+            f"silo {silo}, stream {stream!r}: a release had noise multiplier {multiplier:.6g}, the plan has {floor:.6g}"
+        )
+
+
+def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) -> dict[str, Any]:
+    """The statement as plain data. `spent` is what `settle` returned."""
+    trust, delta = plan.federates.trust, plan.target.delta
+    silos = [silo_statement(plan, i, own, context) for i, own in enumerate(spent)]
+    worst = max(silo["epsilon"] for silo in silos)
+    return {
+        "statement": (
+            f"{context.algorithm} under a{'n' if trust == 'untrusted' else ''} {trust} server: every record of "
+            f"every silo is ({worst:.4g}, {delta:g})-differentially private"
+        ),
+        "stamp": context.stamp,
+        "neighbours": NEIGHBOURS,
+        "adversary_sees": VIEWS[trust],
+        "honest": HONEST[trust],
+        "collusion": COLLUSION[trust],
+        "calibration": context.calibration,
+        "claim": claim_statement(context.claim, worst, delta),
+        "silos": silos,
+        "outside_the_guarantee": outside(context.notes),
+        "public_preprocessing": [note for note in context.notes if not note.startswith("not private")],
+        "versions": dict(context.versions),
+    }
+
+
+def silo_statement(plan: Plan, silo: int, own: Sequence[Spent], context: Context) -> dict[str, Any]:
+    delta = plan.target.delta
+    epsilon = accountant.epsilon(own, delta)
+    return {
+        "silo": context.names[silo],
+        "records": plan.federates.sizes[silo],
+        "epsilon": epsilon,
+        "delta": delta,
+        "gdp_mu": accountant.gdp(own),
+        "curve": curve_points(own, epsilon),
+        "releases": [release_line(s, float(plan.std_over_clip(s.releases.stream)[silo])) for s in own],
+        "several_records_of_one_person": [
+            {"records": k, "epsilon": accountant.group_epsilon(own, delta, k), "delta": delta} for k in (2, 5)
+        ],
+    }
+
+
+def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:
+    return {
+        "stream": spent.releases.stream,
+        "count": spent.releases.count,
+        "multiplier": spent.multiplier,
+        "std_over_clip": std_over_clip,
+        "sampling": repr(spent.releases.sampling),
+    }
+
+
+def curve_points(own: Sequence[Spent], epsilon: float) -> list[dict[str, float]]:
+    if not math.isfinite(epsilon) or epsilon == 0:
+        return []
+    grid = [epsilon * factor for factor in (0.25, 0.5, 1.0, 1.5, 2.0)]
+    deltas = accountant.curve(own, grid)
+    return [{"epsilon": e, "delta": float(d)} for e, d in zip(grid, deltas, strict=True)]
+
+
+def claim_statement(claim: Claim | None, worst: float, delta: float) -> dict[str, Any] | None:
+    if claim is None:
+        return None
+    return {
+        "claimed_epsilon": claim.epsilon,
+        "true_epsilon": worst,
+        "delta": delta,
+        "formula": claim.formula,
+        "violated": bool(worst > claim.epsilon * (1 + 1e-6)),
+    }
+
+
+def outside(notes: Sequence[str]) -> list[str]:
+    fitted = [note for note in notes if note.startswith("not private")]
+    return [
+        *fitted,
+        "the history (objective, gradient norm) is measured on the private records",
+        "hyper-parameters chosen by looking at results on these records are not covered",
+    ]
+
+
+def as_text(tree: Mapping[str, Any]) -> str:
+    """The certificate for a reader."""
+    lines = [tree["statement"], ""]
+    if tree["stamp"]:
+        lines += [f"*** {tree['stamp']} ***", ""]
+    lines += [
+        f"Neighbouring inputs: {tree['neighbours']}.",
+        f"The adversary sees {tree['adversary_sees']}.",
+        "It assumes: " + "; ".join(tree["honest"]) + ".",
+        f"Collusion: {tree['collusion']}.",
+        f"Calibration: {tree['calibration']}.",
+    ]
+    if tree["claim"]:
+        claim = tree["claim"]
+        verdict = "VIOLATED" if claim["violated"] else "holds"
+        lines.append(
+            f"The paper's claim of epsilon {claim['claimed_epsilon']:g} {verdict}: the noise gives "
+            f"{claim['true_epsilon']:.4g} ({claim['formula']})."
+        )
+    for silo in tree["silos"]:
+        lines += ["", *silo_lines(silo)]
+    lines += ["", "Outside the guarantee:", *(f"  - {note}" for note in tree["outside_the_guarantee"])]
+    lines += ["", "Software: " + ", ".join(f"{k} {v}" for k, v in tree["versions"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def silo_lines(silo: Mapping[str, Any]) -> list[str]:
+    mu = "" if silo["gdp_mu"] is None else f", exactly {silo['gdp_mu']:.4g}-Gaussian-DP"
+    lines = [f"Silo {silo['silo']} ({silo['records']} records): ({silo['epsilon']:.4g}, {silo['delta']:g})-DP{mu}"]
+    for release in silo["releases"]:
+        lines.append(
+            f"  {release['count']} x {release['stream']}: noise {release['multiplier']:.5g} x sensitivity, "
+            f"{release['sampling']}"
+        )
+    for group in silo["several_records_of_one_person"]:
+        lines.append(f"  a person with {group['records']} records here: epsilon {group['epsilon']:.4g}")
+    return lines

@@ -1,0 +1,174 @@
+"""The plan of a run: what will be released about each silo, and how much noise it carries.
+
+A plan is made before anything is computed on records; every silo holds it. Under `untrusted` silo i adds noise of std
+multiplier_i * bound_i itself. Under `trusted` the server adds it once to the weighted average, scaled to the record
+that moves the average most; a silo whose records move it less is protected by more (`protecting`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from silodp.core import Algorithm, Stream
+from silodp.privacy import accountant
+from silodp.privacy.events import Releases, Spent
+
+VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
+LOCAL = "local"  # the stream whose noise a silo adds itself under every trust model
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked for: (epsilon, delta), or mu, or given multipliers."""
+
+    delta: float
+    epsilon: float | None = None
+    gdp: float | None = None
+    multipliers: Mapping[str, float] | None = None
+    split: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Federates:
+    """The public facts a plan rests on: sizes and weights of the silos, who is trusted, who comes when."""
+
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    trust: str
+    rounds: int
+    participation: int | None = None
+    attendance: tuple[tuple[int, ...], ...] | None = None  # the rounds of each silo, if fixed beforehand
+
+    def rounds_of(self, silo: int) -> Sequence[int]:
+        return range(self.rounds) if self.attendance is None else self.attendance[silo]
+
+    @property
+    def everyone(self) -> bool:
+        return self.participation is None or self.participation == len(self.sizes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For every silo its streams, the multiplier in the channel, and the one that protects its records."""
+
+    federates: Federates
+    target: Target
+    streams: tuple[tuple[Stream, ...], ...]
+    multipliers: dict[str, tuple[float, ...]]
+
+    def protecting(self, stream: str) -> np.ndarray:
+        """The multiplier that a release of this stream has for each silo's own records, at least."""
+        nominal = np.asarray(self.multipliers[stream])
+        if self.federates.trust != "trusted" or stream == LOCAL or not self.federates.everyone:
+            return nominal
+        return nominal / moves(self.federates, self.streams, stream)
+
+    def spent(self, silo: int) -> list[Spent]:
+        return [
+            Spent(planned(stream, self.federates.sizes[silo]), float(self.protecting(stream.name)[silo]))
+            for stream in self.streams[silo]
+            if stream.count
+        ]
+
+    def epsilon(self, silo: int, delta: float | None = None) -> float:
+        return accountant.epsilon(self.spent(silo), self.target.delta if delta is None else delta)
+
+    def std_over_clip(self, stream: str) -> np.ndarray:
+        """Std of the noise on the released mean, in clip norms: per silo, or on the average when trusted."""
+        bounds = bounds_over_clip(self.federates, self.streams, stream)
+        nominal = np.asarray(self.multipliers[stream])
+        if self.federates.trust != "trusted" or stream == LOCAL:
+            return nominal * bounds
+        weights = np.asarray(self.federates.weights)
+        if not self.federates.everyone:
+            weights = weights / np.sort(weights)[: self.federates.participation].sum()
+        return nominal * np.max(weights * bounds)
+
+
+def make_plan(algorithm: Algorithm, federates: Federates, target: Target) -> Plan:
+    """Calibrate every stream of every silo to the target, together."""
+    streams = tuple(
+        tuple(algorithm.releases(i, federates.sizes, federates.rounds_of(i))) for i in range(len(federates.sizes))
+    )
+    shares = stream_shares(algorithm, streams, target, federates.rounds)
+    needed = [
+        silo_multipliers([planned(s, n) for s in own], target, shares)
+        for own, n in zip(streams, federates.sizes, strict=True)
+    ]
+    names = [stream.name for stream in streams[0]]
+    return Plan(federates, target, streams, {name: shared(name, needed, federates, streams) for name in names})
+
+
+def silo_multipliers(releases: list[Releases], target: Target, shares: Mapping[str, float] | None) -> dict[str, float]:
+    """What one silo's records need. A stream that the plan never uses gets infinite noise: a release that
+    should not happen would then show nothing."""
+    used = [release for release in releases if release.count]
+    unused = {release.stream: math.inf for release in releases if not release.count}
+    if target.multipliers is not None:
+        return given_multipliers(used, target.multipliers) | unused
+    if target.gdp is not None:
+        return accountant.calibrate_gdp(used, target.gdp, shares) | unused
+    assert target.epsilon is not None
+    return accountant.calibrate(used, target.epsilon, target.delta, shares) | unused
+
+
+def given_multipliers(used: list[Releases], given: Mapping[str, float]) -> dict[str, float]:
+    streams = [release.stream for release in used]
+    for name in given:
+        if name not in streams:
+            raise ValueError(f"privacy.multipliers.{name}: no such stream; this run releases {', '.join(streams)}")
+    for name in streams:
+        if name not in given:
+            raise ValueError(f"privacy.multipliers: {name} is missing; this run releases {', '.join(streams)}")
+    return {name: given[name] for name in streams}
+
+
+def stream_shares(
+    algorithm: Algorithm, streams: tuple[tuple[Stream, ...], ...], target: Target, rounds: int
+) -> dict[str, float] | None:
+    """Each stream's part of mu^2: the split to `value`, the rest to the others in equal parts."""
+    names = [stream.name for stream in streams[0]]
+    others = [name for name in names if name != "value"]
+    if not others or "value" not in names:
+        return None
+    if target.split == "optimal":
+        shares = algorithm.optimal_shares(rounds)
+        if shares is None:
+            raise ValueError("privacy.split = 'optimal': not known for this algorithm; give a share of mu^2")
+        return shares
+    value = VALUE_SHARE if target.split is None else float(target.split)
+    return {"value": value} | {name: (1 - value) / len(others) for name in others}
+
+
+def shared(
+    name: str,
+    needed: list[dict[str, float]],
+    federates: Federates,
+    streams: tuple[tuple[Stream, ...], ...],
+) -> tuple[float, ...]:
+    """Each silo's own multiplier, or the one of the server's noise that serves every silo."""
+    own = np.array([multipliers[name] for multipliers in needed])
+    if federates.trust != "trusted" or name == LOCAL:
+        return tuple(own.tolist())
+    relative = moves(federates, streams, name) if federates.everyone else np.ones(len(own))
+    return (float(np.max(own * relative)),) * len(own)
+
+
+def moves(federates: Federates, streams: tuple[tuple[Stream, ...], ...], name: str) -> np.ndarray:
+    """How far a record of each silo moves the weighted average, relative to the worst one."""
+    moved = np.asarray(federates.weights) * bounds_over_clip(federates, streams, name)
+    return moved / moved.max()
+
+
+def bounds_over_clip(federates: Federates, streams: tuple[tuple[Stream, ...], ...], name: str) -> np.ndarray:
+    rules = [next(s.batch for s in own if s.name == name) for own in streams]
+    pairs = zip(rules, federates.sizes, strict=True)
+    return np.array([rule.bound_over_clip(size) for rule, size in pairs])
+
+
+def planned(stream: Stream, records: int) -> Releases:
+    return Releases(stream.name, stream.count, stream.batch.sampling(records))

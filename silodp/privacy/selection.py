@@ -1,0 +1,81 @@
+"""The price of trying several settings on private data and keeping the best.
+
+Releasing the best of K runs costs more than one run. If K is itself random, with a truncated
+negative binomial or Poisson law fixed beforehand, and only the best run is released, the cost
+grows only logarithmically with the mean of K (Papernot and Steinke 2022, Theorems 2 and 6; as
+dp-accounting's RepeatAndSelectDpEvent, here for every release that has a Renyi bound). A fixed
+number of trials, or a look at the runs that lost, is not covered: then all runs add up.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
+from scipy.optimize import brentq
+
+from silodp.privacy.accountant import ORDERS, check_delta, rdp
+from silodp.privacy.events import Spent
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Law of the number of runs: truncated negative binomial with this mean and shape
+    (1: geometric, 0: logarithmic), or Poisson for shape = inf (may run nothing at all)."""
+
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean < math.inf:
+            raise ValueError(f"mean = {self.mean}: the mean number of trials must be at least 1")
+        if not self.shape >= 0:
+            raise ValueError(f"shape = {self.shape}: must be >= 0 (inf for Poisson)")
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """How many runs to make. Draw once, before the first run."""
+        if math.isinf(self.shape):
+            return int(generator.poisson(self.mean))
+        stop = self.stopping
+        if stop == 1:
+            return 1
+        if self.shape == 0:
+            return int(generator.logseries(1 - stop))
+        while (count := int(generator.negative_binomial(self.shape, stop))) == 0:
+            continue
+        return count
+
+    @property
+    def stopping(self) -> float:
+        """The law's parameter gamma in (0, 1]: small means many trials."""
+        if self.mean == 1:
+            return 1.0
+        excess = lambda log_gamma: math.log(self._mean_at(math.exp(log_gamma)) / self.mean)
+        return math.exp(float(brentq(excess, -60.0, -1e-12, xtol=1e-13)))  # type: ignore[arg-type]
+
+    def _mean_at(self, gamma: float) -> float:
+        odds = (1 - gamma) / gamma
+        if self.shape == 0:
+            return odds / -math.log(gamma)
+        return self.shape * odds / -math.expm1(self.shape * math.log(gamma))
+
+
+def selection_epsilon(spent: Sequence[Spent], delta: float, trials: Trials) -> float:
+    """Epsilon of releasing the best of a random number of runs, each of which spends `spent`."""
+    check_delta(delta)
+    one_run = rdp(spent, ORDERS)
+    total = _poisson(one_run, trials) if math.isinf(trials.shape) else _binomial(one_run, trials)
+    return float(compute_epsilon(ORDERS, total, delta)[0])  # type: ignore[arg-type]
+
+
+def _binomial(one_run: np.ndarray, trials: Trials) -> np.ndarray:
+    log_gamma = math.log(trials.stopping)
+    again = (1 + trials.shape) * np.min((1 - 1 / ORDERS) * one_run - log_gamma / ORDERS)
+    return one_run + again + math.log(trials.mean) / (ORDERS - 1)
+
+
+def _poisson(one_run: np.ndarray, trials: Trials) -> np.ndarray:
+    thresholds = np.log1p(1 / (ORDERS - 1))
+    beyond = np.array([compute_delta(ORDERS, one_run, float(t))[0] for t in thresholds])  # type: ignore[arg-type]
+    return one_run + trials.mean * beyond + math.log(trials.mean) / (ORDERS - 1)

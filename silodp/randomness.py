@@ -1,0 +1,116 @@
+"""Where every random number comes from: a seed for simulation, the operating system for real.
+
+The two classes answer the same three questions (`normal`, `uniform`, `bits`), so an algorithm
+cannot tell them apart. Simulations and tests use `SeededRandomness`: the run can be repeated,
+therefore whoever knows the seed can subtract the noise, and nothing made with it is private.
+Whatever leaves a silo for real uses `SystemRandomness`.
+
+`purpose` names what the numbers are for ("noise", "batch", "compress"): different purposes, and
+different steps of one purpose, give independent numbers.
+"""
+
+import os
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+
+Shape = tuple[int, ...]
+Step = int | Int[Array, ""]
+
+
+class Randomness(Protocol):
+    """A source of random numbers that can be drawn from inside compiled code."""
+
+    def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        """Standard normal numbers, float32."""
+        ...
+
+    def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        """Uniform numbers in [0, 1), float32."""
+        ...
+
+    def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
+        """Uniform 32-bit words."""
+        ...
+
+
+class SeededRandomness(eqx.Module):
+    """Repeatable numbers, a function of (key, purpose, step): for simulation and tests only.
+
+    The caller folds the round and the silo into `key`; asking twice for the same purpose and step
+    gives the same numbers.
+    """
+
+    key: PRNGKeyArray
+
+    def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        return jax.random.normal(self._key(purpose, step), shape, jnp.float32)
+
+    def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        return jax.random.uniform(self._key(purpose, step), shape, jnp.float32)
+
+    def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
+        return jax.random.bits(self._key(purpose, step), shape, jnp.uint32)
+
+    def _key(self, purpose: str, step: Step) -> PRNGKeyArray:
+        # crc32 and not hash(): every process must derive the same key from the same name.
+        return jax.random.fold_in(jax.random.fold_in(self.key, zlib.crc32(purpose.encode())), step)
+
+
+class SystemRandomness(eqx.Module):
+    """Numbers from the operating system's entropy: what a silo uses for what it really sends.
+
+    No two draws are related, whatever their purpose and step. Works under jit, scan and cond, but
+    not under vmap: a silo in its own process has nobody to be stacked with.
+
+    The Gaussians are made in float64 and rounded to float32. As with any floating-point Gaussian,
+    the guarantee is that of the real-valued mechanism; attacks on the lowest bits are not covered.
+    """
+
+    def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        del purpose, step
+        return _draw(_system_normal, shape, jnp.float32)
+
+    def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        del purpose, step
+        return _draw(_system_uniform, shape, jnp.float32)
+
+    def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
+        del purpose, step
+        return _draw(_system_bits, shape, jnp.uint32)
+
+
+def _draw(source: Callable[[Shape], np.ndarray], shape: Shape, dtype: Any) -> Array:
+    # Ordered: XLA may merge or move an unordered call, and then two draws could be one.
+    return io_callback(lambda: source(shape), jax.ShapeDtypeStruct(shape, dtype), ordered=True)
+
+
+def _system_bits(shape: Shape) -> np.ndarray:
+    return np.frombuffer(os.urandom(4 * _count(shape)), np.uint32).reshape(shape)
+
+
+def _system_uniform(shape: Shape) -> np.ndarray:
+    # 24 bits, what float32 holds exactly: rounding more of them could give 1.
+    return (_system_bits(shape) >> 8).astype(np.float32) * np.float32(2**-24)
+
+
+def _system_normal(shape: Shape) -> np.ndarray:
+    """Box-Muller in float64: two Gaussians from two uniforms."""
+    pairs = (_count(shape) + 1) // 2
+    words = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs) >> np.uint64(11)
+    # In (0, 1]: the logarithm never sees zero.
+    uniforms = (words.astype(np.float64) + 1.0) * 2.0**-53
+    radius, angle = np.sqrt(-2.0 * np.log(uniforms[0])), 2.0 * np.pi * uniforms[1]
+    gaussians = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    return gaussians[: _count(shape)].astype(np.float32).reshape(shape)
+
+
+def _count(shape: Shape) -> int:
+    return int(np.prod(shape, dtype=np.int64))

@@ -1,0 +1,167 @@
+"""A run is a directory: config, history, checkpoint, model, summary, figures. Every file is replaced whole or appended.
+
+config.toml            what was asked for, enough to run it again
+history.jsonl          one row every `every` rounds
+checkpoint.safetensors the run between two rounds, after each chunk (removed when the run is complete)
+model.safetensors      parameters by name: last/... and drawn/...
+summary.json           last row, guarantee per silo, timing, versions
+certificate.json|txt   the privacy statement
+figures/*.png
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from silodp.config import Config, ConfigError, load_config, to_toml
+
+PACKAGES = ("silodp", "jax", "jaxlib", "equinox", "numpy", "scipy", "dp-accounting")
+
+
+class RunDirectory:
+    """Reads and writes one run's files."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+
+    @staticmethod
+    def create(path: Path | str | None, config: Config, name: str) -> RunDirectory:
+        """A new directory (never one that already holds a run) with the config in it."""
+        if path is None:
+            stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+            path = _free(Path(config.run.output) / f"{name}-{stamp}")
+        run = RunDirectory(path)
+        refuse_existing(run.path)
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.write_text("config.toml", to_toml(config))
+        return run
+
+    @staticmethod
+    def open(path: Path | str) -> RunDirectory:
+        run = RunDirectory(path)
+        if not (run.path / "config.toml").is_file():
+            raise ConfigError(f"{str(path)!r} is not a run: it has no config.toml")
+        return run
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.path / "config.toml")
+
+    def write_text(self, name: str, text: str) -> None:
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, target)
+
+    def write_json(self, name: str, tree: Mapping[str, Any]) -> None:
+        self.write_text(name, json.dumps(tree, indent=2, allow_nan=True) + "\n")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        file = self.path / name
+        if not file.is_file():
+            raise ConfigError(f"{self.path}: {name} is missing; the run is not complete (silodp resume)")
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    def append_history(self, rows: list[dict[str, float]]) -> None:
+        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def history(self) -> list[dict[str, float]]:
+        file = self.path / "history.jsonl"
+        if not file.is_file():
+            return []
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+    def cut_history(self, rows: int) -> None:
+        """Drop rows written after the last checkpoint: they will be computed again."""
+        kept = self.history()[:rows]
+        self.write_text("history.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+
+    def save_checkpoint(self, carry: PyTree, rows: int) -> None:
+        arrays = {path: np.asarray(leaf) for path, leaf in named_leaves(carry)}
+        arrays["rows"] = np.asarray(rows)
+        self.write_arrays("checkpoint.safetensors", arrays)
+
+    def load_checkpoint(self, like: PyTree) -> tuple[PyTree, int] | None:
+        """The saved run in the shape of `like`, and its number of history rows; None when there is none."""
+        file = self.path / "checkpoint.safetensors"
+        if not file.is_file():
+            return None
+        try:
+            arrays = load_file(file)
+        except SafetensorError as error:
+            raise ConfigError(f"{file}: cannot be read ({error})") from None
+        names = [path for path, _ in named_leaves(like)]
+        if set(names) != arrays.keys() - {"rows"}:
+            raise ConfigError(f"{file}: made by another configuration or version; start a new run")
+        leaves = [jax.numpy.asarray(arrays[name]) for name in names]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), int(arrays["rows"])
+
+    def forget_checkpoint(self) -> None:
+        (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        partial = self.path / (name + ".partial")
+        save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, partial)
+        os.replace(partial, self.path / name)
+
+    def save_model(self, last: PyTree, drawn: PyTree) -> None:
+        arrays = {
+            prefix + path: np.asarray(leaf)
+            for prefix, params in (("last", last), ("drawn", drawn))
+            for path, leaf in named_leaves(params)
+        }
+        self.write_arrays("model.safetensors", arrays)
+
+
+def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+    """Leaves by their path, e.g. "/layers/0/weight"."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [("/" + jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in flat]
+
+
+def load_model(path: Path | str, params_like: PyTree, which: str = "last") -> PyTree:
+    """The parameters in a run's model.safetensors, in the model's own pytree."""
+    arrays = load_file(Path(path))
+    leaves = [arrays[which + name] for name, _ in named_leaves(params_like)]
+    return jax.tree.unflatten(jax.tree.structure(params_like), leaves)
+
+
+def refuse_existing(path: Path) -> None:
+    if (path / "config.toml").exists():
+        raise ConfigError(
+            f"--out {str(path)!r} already holds a run; give another directory, or continue it with: silodp resume {path}"
+        )
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"--out {str(path)!r} is a file; give a directory")
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
+
+
+def _free(path: Path) -> Path:
+    """Two runs started within one second get different names."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate

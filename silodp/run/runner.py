@@ -1,0 +1,323 @@
+"""From a config to a finished run directory, with progress, checkpoints and resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from silodp.build import Assembled, Facts, assemble, checked_algorithm, initial_point, schedule_of, stacked
+from silodp.config import Config, ConfigError, load_config, parse_config
+from silodp.core import Account
+from silodp.data import FederatedData, load_data
+from silodp.models import Model
+from silodp.plots import history_figure
+from silodp.privacy.certificate import Context, as_text, certificate, settle
+from silodp.privacy.plan import Federates, Plan, Target, make_plan
+from silodp.run.directory import RunDirectory, versions
+from silodp.run.messages import MessageFederation, SiloProcess, set_up
+from silodp.run.progress import Progress, silent
+from silodp.run.simulate import (
+    Carry,
+    Chunk,
+    Problem,
+    Setting,
+    begin,
+    compile_run,
+    drawn_round,
+    simulate,
+)
+
+HISTORY_ROWS = 100  # by default
+
+
+@dataclass
+class Prepared:
+    """Everything checked and built, nothing written yet."""
+
+    config: Config
+    data: FederatedData
+    parts: Assembled
+    plan: Plan | None
+    problem: Problem
+    setting: Setting
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return self.problem.streams
+
+
+@dataclass
+class Run:
+    """A finished run: its files, its history, and the trained parameters."""
+
+    directory: Path
+    config: Config
+    history: list[dict[str, float]]
+    params: PyTree
+    drawn: PyTree
+    summary: dict[str, Any]
+    model: Model
+
+    def predict(self, features: Any) -> jax.Array:
+        return self.model.predict(self.params, jnp.asarray(features))
+
+
+def read_data(config: Config) -> FederatedData:
+    options = config.data
+    if options.source is None:
+        raise ConfigError("data.source is missing: name a dataset or a file, or pass data to silodp.run")
+    given = options.model_dump(exclude={"source", "silos", "partition"}, exclude_none=True)
+    try:
+        return load_data(options.source, options.silos, options.partition, **given)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"data: {error}") from None
+
+
+def prepare(config: Config, data: FederatedData | None = None, model: Model | None = None) -> Prepared:
+    """Load, check, calibrate and build. Every mistake in the config is reported from here."""
+    data = data if data is not None else read_data(config)
+    facts = Facts.of(data)
+    silos = stacked(data, config.algorithm.weights)
+    plan = plan_of(config, facts.sizes, facts.names, np.asarray(silos.weights))
+    multipliers = {} if plan is None else plan.multipliers
+    parts = assemble(config, facts, multipliers, model)
+    problem = Problem(
+        objective=parts.objective,
+        silos=silos,
+        test=None if data.test is None else (jnp.asarray(data.test.features), jnp.asarray(data.test.targets)),
+        rounds=config.algorithm.rounds,
+        every=config.run.every or max(1, config.algorithm.rounds // HISTORY_ROWS),
+        streams=tuple(stream.name for stream in parts.releases(0)),
+        participation=config.algorithm.participation,
+    )
+    return Prepared(config, data, parts, plan, problem, setting_of(parts, config.run.seed))
+
+
+def setting_of(parts: Assembled, seed: int) -> Setting:
+    return Setting(parts.algorithm, parts.channel, jax.random.key(seed), initial_point(parts.objective, seed))
+
+
+def plan_of(config: Config, sizes: tuple[int, ...], names: tuple[str, ...], weights: np.ndarray) -> Plan | None:
+    """The plan of a private run; None for a run without privacy."""
+    algorithm = checked_algorithm(config, sizes, names)
+    options, privacy = config.algorithm, config.privacy
+    if not privacy.private:
+        return None
+    federates = Federates(
+        sizes,
+        tuple(weights.tolist()),
+        privacy.trust,
+        options.rounds,
+        options.participation,
+        schedule_of(config, len(sizes)),
+    )
+    target = Target(privacy.delta, privacy.epsilon, privacy.gdp, privacy.multipliers, privacy.split)
+    try:
+        return make_plan(algorithm, federates, target)
+    except ValueError as error:
+        raise ConfigError(f"privacy: {error}" if not str(error).startswith("privacy") else str(error)) from None
+
+
+def run(
+    config: Config | Mapping[str, Any] | Path | str,
+    *,
+    data: FederatedData | None = None,
+    model: Model | None = None,
+    out: Path | str | None = None,
+    progress: Progress = silent,
+) -> Run:
+    """Train as the config says; `data` and `model` may be given as objects instead."""
+    parsed = as_config(config)
+    prepared = prepare(parsed, data, model)
+    directory = RunDirectory.create(out, parsed, f"{parsed.algorithm.name}-{source_name(prepared.data)}")
+    if parsed.run.mode == "messages":
+        return run_messages(prepared, directory, progress)
+    return run_simulation(prepared, directory, progress)
+
+
+def resume(
+    path: Path | str,
+    *,
+    data: FederatedData | None = None,
+    model: Model | None = None,
+    progress: Progress = silent,
+) -> Run:
+    """Continue a stopped simulation from its last checkpoint; the result is that of an unbroken run."""
+    directory = RunDirectory.open(path)
+    if (directory.path / "summary.json").exists():
+        raise ConfigError(f"{str(path)!r} is complete; nothing to resume")
+    config = directory.config
+    if config.run.mode == "messages":
+        raise ConfigError(f"{str(path)!r} ran in message mode: its silos' state is gone; start a new run")
+    return run_simulation(prepare(config, data, model), directory, progress)
+
+
+def as_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
+    if isinstance(config, Config):
+        return config
+    return load_config(config) if isinstance(config, str | Path) else parse_config(dict(config))
+
+
+def run_simulation(prepared: Prepared, directory: RunDirectory, progress: Progress) -> Run:
+    problem, setting = prepared.problem, prepared.setting
+    carry, first = begin(problem, setting, sweep=False)
+    saved = directory.load_checkpoint(carry)
+    history = History(directory)
+    if saved is None:
+        directory.cut_history(0)
+        history.add(rows_of(first))
+    else:
+        carry, rows = saved
+        directory.cut_history(rows)
+        history.reload()
+    with progress(problem.rounds, int(carry.round), described(prepared)) as bar:
+        compiled = compile_run(problem, setting, carry, sweep=False)
+        spent = 0.0
+
+        def on_chunk(chunk: Chunk) -> None:
+            nonlocal spent
+            spent += chunk.seconds
+            history.add(rows_of(chunk.rows))
+            directory.save_checkpoint(chunk.carry, len(history.rows))
+            bar(chunk.round, history.rows[-1])
+
+        carry = simulate(problem, setting, carry, compiled, on_chunk)
+    timing = {"compile_seconds": compiled.seconds, "run_seconds": spent}
+    return finish(prepared, directory, history.rows, carry.state.x, carry.drawn, carry.ends.accounts, timing)
+
+
+def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress) -> Run:
+    """The same run with every silo in its own process; seeded only when the config asks for a test."""
+    config, parts, problem = prepared.config, prepared.parts, prepared.problem
+    seed = config.run.seed if config.run.test_seed else None
+    multipliers = {} if prepared.plan is None else {k: list(v) for k, v in prepared.plan.multipliers.items()}
+    history, began = History(directory), time.perf_counter()
+    measured = measurement(prepared)
+    with ExitStack() as stack, progress(problem.rounds, 0, described(prepared)) as bar:
+        processes = [stack.enter_context(SiloProcess()) for _ in prepared.data.silos]
+        set_up(processes, parts, multipliers, prepared.data, seed)
+        fed = MessageFederation(parts, processes, np.asarray(problem.silos.weights), seed, config.run.seed)
+        x0 = prepared.setting.x0
+        fed.start(x0)
+        state, drawn = parts.algorithm.init(x0), x0
+        chosen = int(drawn_round(prepared.setting.key, problem.rounds))
+        history.add([{"round": 0.0} | measured(x0) | fed.take_costs()])
+        for r in range(problem.rounds):
+            fed.begin_round(r)
+            state = parts.algorithm.round(state, fed)
+            drawn = state.x if r == chosen else drawn
+            if (r + 1) % problem.every == 0 or r + 1 == problem.rounds:
+                history.add([{"round": r + 1.0} | measured(state.x) | fed.take_costs()])
+                bar(r + 1, history.rows[-1])
+        account = fed.final_accounts()
+    timing = {"run_seconds": time.perf_counter() - began}
+    return finish(prepared, directory, history.rows, state.x, drawn, account, timing)
+
+
+def measurement(prepared: Prepared):
+    from silodp.run.measure import measure
+
+    problem = prepared.problem
+    compiled = jax.jit(lambda x: measure(problem.objective, problem.silos, problem.test, prepared.parts.algorithm, x))
+    return lambda x: {name: float(value) for name, value in compiled(x).items()}
+
+
+def finish(
+    prepared: Prepared,
+    directory: RunDirectory,
+    history: list[dict[str, float]],
+    last: jax.Array,
+    drawn: jax.Array,
+    account: Account,
+    timing: dict[str, float],
+) -> Run:
+    """Settle the account first: a run that released more than planned gets no model and no certificate."""
+    config, parts = prepared.config, prepared.parts
+    statement = None
+    if prepared.plan is not None:
+        spent = settle(prepared.plan, account)
+        statement = certificate(prepared.plan, spent, context_of(prepared))
+        directory.write_json("certificate.json", statement)
+        directory.write_text("certificate.txt", as_text(statement))
+    params, drawn_params = parts.objective.unravel(last), parts.objective.unravel(drawn)
+    directory.save_model(params, drawn_params)
+    history_figure(directory.path / "figures" / "history.png", {config.algorithm.name: history})
+    summary = {
+        "algorithm": config.algorithm.name,
+        "trust": config.privacy.trust,
+        "private": prepared.plan is not None,
+        "stamp": None if statement is None else statement["stamp"],
+        "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
+        "delta": config.privacy.delta if statement else None,
+        "final": history[-1],
+        "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
+        "silos": [{"silo": n, "records": s} for n, s in zip(parts.facts.names, parts.facts.sizes, strict=True)],
+        "parameters": parts.objective.parameters,
+        "engine": parts.objective.engine,
+        "engine_reason": parts.objective.engine_reason,
+        "preprocessing": list(prepared.data.notes),
+        "timing": timing,
+        "versions": versions(),
+    }
+    directory.write_json("summary.json", summary)
+    directory.forget_checkpoint()
+    return Run(directory.path, config, history, params, drawn_params, summary, parts.objective.model)
+
+
+def context_of(prepared: Prepared) -> Context:
+    run = prepared.config.run
+    real = run.mode == "messages" and not run.test_seed
+    from silodp.privacy.certificate import SIMULATED
+
+    return Context(
+        prepared.config.algorithm.name,
+        prepared.parts.facts.names,
+        tuple(prepared.data.notes),
+        None if real else SIMULATED,
+        versions(),
+        prepared.config.privacy.calibration,
+    )
+
+
+class History:
+    """Rows with running totals of what was sent and computed; kept on disk as they come."""
+
+    TOTALS = ("bits_up", "bits_down", "record_gradients")
+
+    def __init__(self, directory: RunDirectory):
+        self.directory = directory
+        self.rows: list[dict[str, float]] = []
+
+    def reload(self) -> None:
+        self.rows = self.directory.history()
+
+    def add(self, rows: list[dict[str, float]]) -> None:
+        for row in rows:
+            before = self.rows[-1] if self.rows else dict.fromkeys(self.TOTALS, 0.0)
+            self.rows.append(row | {name: before[name] + row[name] for name in self.TOTALS})
+        self.directory.append_history(self.rows[len(self.rows) - len(rows) :])
+
+
+def rows_of(columns: dict[str, np.ndarray]) -> list[dict[str, float]]:
+    names = list(columns)
+    length = len(next(iter(columns.values())))
+    return [{name: float(columns[name][i]) for name in names} for i in range(length)]
+
+
+def source_name(data: FederatedData) -> str:
+    stem = Path(data.source).stem or "data"
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem)[:40]
+
+
+def described(prepared: Prepared) -> str:
+    objective = prepared.parts.objective
+    return f"{prepared.config.algorithm.name} ({objective.engine} engine: {objective.engine_reason})"

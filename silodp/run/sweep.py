@@ -1,0 +1,182 @@
+"""A grid of settings, run together: settings that differ in traced numbers share one compiled program.
+
+Settings that differ in something that shapes the program (rounds, batch, restart) are grouped, one program a group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from silodp.build import assemble
+from silodp.config import Config, ConfigError, parse_config
+from silodp.data import FederatedData
+from silodp.models import Model
+from silodp.run.directory import RunDirectory, versions
+from silodp.run.progress import Progress, silent
+from silodp.run.runner import Prepared, as_config, plan_of, prepare, setting_of, source_name
+from silodp.run.simulate import Chunk, Setting, begin, compile_run, simulate
+
+SWEPT = ("algorithm", "privacy", "run")
+
+
+@dataclass
+class Outcome:
+    """One setting of the grid and its history."""
+
+    values: dict[str, float]
+    history: list[dict[str, float]]
+    epsilon: float | None
+    x: np.ndarray
+
+
+def grid_of(config: Config) -> list[dict[str, float]]:
+    """Every combination of the grid's values, by key."""
+    grid = config.sweep.grid
+    if not grid:
+        raise ConfigError('sweep.grid is empty: give e.g. grid = {"algorithm.step_size" = [0.1, 1.0]}')
+    for key, values in grid.items():
+        section, _, name = key.partition(".")
+        if section not in SWEPT or not name:
+            raise ConfigError(f"sweep.grid.{key!r}: only {', '.join(SWEPT)} keys can be swept, as section.key")
+        if not values:
+            raise ConfigError(f"sweep.grid.{key!r} = []: give at least one value")
+    return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    tree = config.model_dump(exclude_unset=True)
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        whole = isinstance(value, float) and value.is_integer() and is_integer_field(section, name)
+        tree.setdefault(section, {})[name] = int(value) if whole else value
+    return parse_config(tree)
+
+
+def is_integer_field(section: str, name: str) -> bool:
+    model = Config.model_fields[section].annotation
+    field = model.model_fields.get(name) if model is not None else None  # type: ignore[union-attr]
+    return field is not None and "int" in str(field.annotation)
+
+
+def sweep(
+    config: Config | Mapping[str, Any] | Path | str,
+    *,
+    data: FederatedData | None = None,
+    model: Model | None = None,
+    progress: Progress = silent,
+) -> list[Outcome]:
+    """Run the whole grid; outcomes in the order of the grid."""
+    base = as_config(config)
+    points = grid_of(base)
+    prepared = prepare(with_values(base, points[0]), data, model)
+    settings = [variant(prepared, with_values(base, point), model) for point in points]
+    outcomes: list[Outcome | None] = [None] * len(points)
+    for group in grouped(settings):
+        members = [settings[i] for i in group]
+        results = run_group(members, progress)
+        for i, history, x in zip(group, *results, strict=True):
+            plan = settings[i].plan
+            epsilon = None if plan is None else max(plan.epsilon(s) for s in range(len(plan.streams)))
+            outcomes[i] = Outcome(points[i], history, epsilon, x)
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared:
+    """Another setting of the same data and model."""
+    import dataclasses
+
+    import equinox as eqx
+
+    facts = prepared.parts.facts
+    plan = plan_of(config, facts.sizes, facts.names, np.asarray(prepared.problem.silos.weights))
+    parts = assemble(config, facts, {} if plan is None else plan.multipliers, model or prepared.parts.objective.model)
+    parts = dataclasses.replace(parts, objective=prepared.problem.objective)
+    options = config.algorithm
+    problem = eqx.tree_at(lambda p: p.rounds, prepared.problem, options.rounds)
+    problem = dataclasses.replace(
+        problem,
+        every=config.run.every or max(1, options.rounds // 100),
+        participation=options.participation,
+        streams=tuple(stream.name for stream in parts.releases(0)),
+    )
+    return Prepared(config, prepared.data, parts, plan, problem, setting_of(parts, config.run.seed))
+
+
+def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
+    """Indices of settings that one program can run: same tree, same shapes of the program."""
+    groups: dict[Any, list[int]] = {}
+    for i, member in enumerate(settings):
+        problem = member.problem
+        key = (
+            jax.tree.structure(member.setting),
+            problem.rounds,
+            problem.every,
+            problem.participation,
+            problem.streams,
+        )
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def run_group(members: Sequence[Prepared], progress: Progress) -> tuple[list[list[dict[str, float]]], list[np.ndarray]]:
+    problem = members[0].problem
+    setting: Setting = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[m.setting for m in members])
+    carry, first = begin(problem, setting, sweep=True)
+    columns = {name: [rows] for name, rows in first.items()}
+    title = f"sweep of {len(members)} settings"
+    with progress(problem.rounds, 0, title) as bar:
+        compiled = compile_run(problem, setting, carry, sweep=True)
+
+        def on_chunk(chunk: Chunk) -> None:
+            for name, rows in chunk.rows.items():
+                columns[name].append(rows)
+            bar(chunk.round, {"objective": float(np.nanmin(chunk.rows["objective"][:, -1]))})
+
+        carry = simulate(problem, setting, carry, compiled, on_chunk, sweep=True)
+    whole = {name: np.concatenate(parts, axis=1) for name, parts in columns.items()}
+    for name in ("bits_up", "bits_down", "record_gradients"):
+        whole[name] = np.cumsum(whole[name].astype(np.float64), axis=1)
+    histories = [
+        [{name: float(whole[name][i, t]) for name in whole} for t in range(whole["round"].shape[1])]
+        for i in range(len(members))
+    ]
+    return histories, list(np.asarray(carry.state.x))
+
+
+def best_of(outcomes: Sequence[Outcome], column: str) -> int:
+    """The setting with the best last value of a column: largest for accuracy, smallest otherwise."""
+    if column not in outcomes[0].history[-1]:
+        raise ConfigError(f"sweep.select = {column!r}: not measured; measured: {', '.join(outcomes[0].history[-1])}")
+    last = np.array([outcome.history[-1][column] for outcome in outcomes])
+    if not np.isfinite(last).any():
+        raise ConfigError(f"sweep.select = {column!r}: every setting diverged; lower algorithm.step_size")
+    return int(np.nanargmax(last)) if "accuracy" in column else int(np.nanargmin(last))
+
+
+def save_sweep(config: Config, outcomes: Sequence[Outcome], data: str, out: Path | str | None) -> RunDirectory:
+    """One directory for the whole sweep: a table of results and every history."""
+    directory = RunDirectory.create(out, config, f"sweep-{config.algorithm.name}-{data}")
+    chosen = best_of(outcomes, config.sweep.select)
+    results = {
+        "selected_by": config.sweep.select,
+        "selection": "not private: selected on private data",
+        "best": outcomes[chosen].values,
+        "settings": [{"values": o.values, "epsilon": o.epsilon, "final": o.history[-1]} for o in outcomes],
+        "versions": versions(),
+    }
+    directory.write_json("sweep.json", results)
+    lines = [json.dumps({"values": o.values, "history": o.history}) + "\n" for o in outcomes]
+    directory.write_text("histories.jsonl", "".join(lines))
+    return directory
+
+
+__all__ = ["Outcome", "best_of", "save_sweep", "source_name", "sweep"]

@@ -1,0 +1,126 @@
+"""Local randomizers for vectors of norm at most `clip`: eps0-LDP and unbiased.
+
+Both first turn a vector x of norm below the clip C into +-C x/|x|, plus with probability 1/2 +
+|x|/(2C), which keeps the mean; a zero vector becomes a fair coin on a fixed axis, and clip 0 gives
+zeros. They differ in the law of the direction they send:
+
+ - `Duchi` (Duchi, Jordan, Wainwright 2018; Algorithm 2 of the CE-PSGM paper): uniform on the
+   sphere, on the input's side with probability e^eps0/(1 + e^eps0). Its level may be a traced
+   scalar.
+ - `PrivUnitG` (Asi, Feldman, Talwar 2022): a Gaussian vector whose component along the input lies
+   above a threshold more often; the threshold is the best one for (eps0, d), found numerically.
+
+Formal guarantee: for real-valued arithmetic the densities of a message under two inputs differ by
+at most e^eps0, for every pair of inputs and every clip. As with any floating-point sampler the
+lowest bits are not covered. The caller clips; a longer vector is treated as one of norm C.
+"""
+
+import math
+from typing import Protocol
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.scipy.special import ndtri
+from jaxtyping import Array, Float
+
+from silodp.randomness import Randomness, Step
+from silodp.shuffle import halfspace
+
+Records = Float[Array, "n d"]
+Clip = float | Float[Array, ""]
+
+
+class Randomizer(Protocol):
+    """eps0-LDP, unbiased, for records of norm at most clip."""
+
+    def randomize(
+        self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0
+    ) -> Records:
+        """One message per record; `step` keeps the draws of different microbatches apart."""
+        ...
+
+    def variance(self, dimension: int, clip: float) -> float:
+        """E |message - x|^2 at |x| = clip (for shorter x it is larger by clip^2 - |x|^2)."""
+        ...
+
+
+class Duchi(eqx.Module):
+    """Hemisphere sampling: right side with probability e^eps0/(1+e^eps0), constant length."""
+
+    eps0: float | Float[Array, ""]
+
+    def randomize(
+        self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0
+    ) -> Records:
+        unit = _on_sphere(vectors, clip, random, step)
+        noise = random.normal("randomizer direction", vectors.shape, step)
+        direction = noise / jnp.linalg.norm(noise, axis=1, keepdims=True)
+        truthful = random.uniform("randomizer side", vectors.shape[:1], step) < _sigmoid(self.eps0)
+        same_side = jnp.sum(direction * unit, axis=1) >= 0
+        side = jnp.where(same_side == truthful, 1.0, -1.0)
+        return (clip * _inverse_tanh_half(self.eps0) * _sphere_factor(vectors.shape[1])) * (
+            side[:, None] * direction
+        )
+
+    def variance(self, dimension: int, clip: float) -> float:
+        radius = _sphere_factor(dimension) / math.tanh(float(self.eps0) / 2)
+        return clip**2 * (radius**2 - 1)
+
+
+class PrivUnitG(eqx.Module):
+    """Half-space sampling of Gaussian vectors at the best threshold for (eps0, dimension)."""
+
+    eps0: float = eqx.field(static=True)
+
+    def randomize(
+        self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0
+    ) -> Records:
+        unit = _on_sphere(vectors, clip, random, step)
+        threshold = halfspace.best_threshold(self.eps0, vectors.shape[1])
+        along = self._component(vectors.shape[0], threshold, random, step)
+        noise = random.normal("randomizer direction", vectors.shape, step)
+        across = noise - jnp.sum(noise * unit, axis=1, keepdims=True) * unit
+        scale = clip / halfspace.mean_component(self.eps0, threshold)
+        return scale * (along[:, None] * unit + across)
+
+    def variance(self, dimension: int, clip: float) -> float:
+        threshold = halfspace.best_threshold(self.eps0, dimension)
+        return clip**2 * (halfspace.second_moment(self.eps0, threshold, dimension) - 1)
+
+    def _component(
+        self, count: int, threshold: float, random: Randomness, step: Step
+    ) -> Float[Array, " n"]:
+        """The component along the input: a normal number given its side of the threshold."""
+        share = halfspace.raised_share(threshold)
+        above = math.exp(self.eps0) * share * halfspace.blanket(self.eps0, share)
+        is_above = random.uniform("randomizer side", (count,), step) < above
+        uniform = 1.0 - random.uniform("randomizer component", (count,), step)  # in (0, 1]
+        # Inverse of the normal law from the nearer tail; the smallest argument stays off zero.
+        return jnp.where(is_above, -ndtri(uniform * share), ndtri(uniform * (1.0 - share)))
+
+
+def _on_sphere(vectors: Records, clip: Clip, random: Randomness, step: Step) -> Records:
+    """Unit vectors +-x/|x| whose mean, times the clip, is x."""
+    # In units of the clip: differences near convergence are so small that their squares underflow.
+    vectors = vectors / jnp.where(jnp.asarray(clip) > 0, clip, 1.0)
+    norms = jnp.linalg.norm(vectors, axis=1)
+    axis = jnp.zeros(vectors.shape[1]).at[0].set(1.0)
+    known = norms > 0
+    unit = jnp.where(known[:, None], vectors / jnp.where(known, norms, 1.0)[:, None], axis)
+    plus = random.uniform("randomizer norm", norms.shape, step) < (1.0 + norms) / 2.0
+    return jnp.where(plus[:, None], unit, -unit)
+
+
+def _sphere_factor(dimension: int) -> float:
+    """1 / E|<v, u>| for v uniform on the sphere: sqrt(pi) Gamma((d+1)/2) / Gamma(d/2)."""
+    log_ratio = math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2)
+    return math.sqrt(math.pi) * math.exp(log_ratio)
+
+
+def _sigmoid(eps0: float | Float[Array, ""]) -> Float[Array, ""]:
+    return 1.0 / (1.0 + jnp.exp(-jnp.asarray(eps0, jnp.float32)))
+
+
+def _inverse_tanh_half(eps0: float | Float[Array, ""]) -> Float[Array, ""]:
+    """(e^eps0 + 1)/(e^eps0 - 1)."""
+    return 1.0 / jnp.tanh(jnp.asarray(eps0, jnp.float32) / 2)

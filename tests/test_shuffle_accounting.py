@@ -1,0 +1,229 @@
+"""Shuffled accounting: golden values, exact small cases, sampling, collusion, the paper's constants."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from silodp.privacy.shuffled import (
+    Losses,
+    Shuffled,
+    calibrate_eps0,
+    collusion_levels,
+    epsilon,
+    local_epsilon,
+    paper_eps0,
+    shuffled_pair,
+)
+
+
+@pytest.mark.parametrize(
+    ("randomizer", "target", "releases", "golden"),
+    [
+        ("duchi", 0.4, 999, 0.4251),
+        ("duchi", 1.6, 999, 1.2538),
+        ("clones", 0.4, 999, 0.392),
+        ("clones", 1.6, 999, 1.069),
+        ("duchi", 0.4, 500, 0.580),
+        ("duchi", 1.6, 500, 1.635),
+    ],
+)
+def test_golden_levels(randomizer, target, releases, golden):
+    eps0 = calibrate_eps0(target, 1e-5, [(Shuffled(16_510, 1651, randomizer), releases)])
+    assert eps0 == pytest.approx(golden, rel=0.005)
+
+
+def test_golden_clones():
+    assert 0.1675 <= epsilon([(Shuffled(100_000, 1, "clones"), 1)], 4.0, 1e-6) <= 0.1728
+
+
+def test_calibration_spends_the_budget_and_not_more():
+    parts = [(Shuffled(5000, 500), 1), (Shuffled(5000, 500, rate=0.2, together=2), 60)]
+    eps0 = calibrate_eps0(1.0, 1e-5, parts)
+    assert 0.998 < epsilon(parts, eps0, 1e-5) <= 1.0
+
+
+def _delta(law: Losses, level: float) -> float:
+    positive = np.maximum(law.loss, level)
+    return law.infinite + float(np.sum(law.mass * -np.expm1(level - positive)))
+
+
+def _exact_shuffled_response_delta(others: list[int], eps0: float, level: float) -> float:
+    """delta of shuffled randomized response, by enumeration: the view is the number of ones."""
+    truth = 1 / (1 + math.exp(-eps0))
+    laws = []
+    for mine in (1, 0):
+        law = np.zeros(len(others) + 2)
+        for flips in product((0, 1), repeat=len(others) + 1):
+            ones = sum(x ^ f for x, f in zip([mine, *others], flips, strict=True))
+            law[ones] += math.prod(1 - truth if f else truth for f in flips)
+        laws.append(law)
+    return float(np.sum(np.maximum(laws[0] - math.exp(level) * laws[1], 0)))
+
+
+@pytest.mark.parametrize("eps0", [0.5, 2.0])
+@pytest.mark.parametrize("level", [0.0, 0.2, 0.7, 1.5])
+def test_pair_dominates_exact_shuffled_response(eps0, level):
+    # Duchi in one dimension is randomized response.
+    for others in ([0] * 6, [1] * 6, [0, 1] * 3):
+        exact = _exact_shuffled_response_delta(others, eps0, level)
+        bound = _delta(Shuffled(7, 7).losses(eps0), level)
+        assert exact <= bound + 1e-12
+        assert bound <= _delta(Shuffled(7, 7, "clones").losses(eps0), level) + 1e-12
+
+
+def _exact_privunit_delta(messages: int, eps0: float, share: float, level: float) -> float:
+    """Disjoint half-spaces against the blanket, the record's message not pointed out: enumeration."""
+    raised = math.expm1(eps0)
+    blanket, total = 1 / (1 + raised * share), 0.0
+    for clones in range(messages):
+        size = clones + 1
+        chance = math.comb(messages - 1, clones) * blanket**clones * (1 - blanket) ** (messages - size)
+        for a in range(size + 1):
+            for b in range(size + 1 - a):
+                c = size - a - b
+                ways = math.factorial(size) / (math.factorial(a) * math.factorial(b) * math.factorial(c))
+                reference = ways * share ** (a + b) * (1 - 2 * share) ** c
+                p, q = (blanket * (size + raised * x) / size for x in (a, b))
+                total += chance * reference * max(0.0, p - math.exp(level) * q)
+    return total
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1, 0.5, 1.2])
+def test_privunit_pair_dominates_the_exact_one(level):
+    from silodp.shuffle import halfspace
+
+    eps0, messages = 2.0, 12
+    law = Shuffled(messages, messages, "privunit", dimension=50).losses(eps0)
+    share = halfspace.raised_share(halfspace.best_threshold(eps0, 50))
+    exact = _exact_privunit_delta(messages, eps0, share, level)
+    assert exact <= _delta(law, level) + 1e-12
+    assert _delta(law, level) <= _delta(Shuffled(messages, messages, "clones").losses(eps0), level)
+    # At share 1/2 the two analyses are Duchi's and agree.
+    duchi = _exact_privunit_delta(messages, eps0, 0.5, level)
+    assert duchi == pytest.approx(_delta(Shuffled(messages, messages).losses(eps0), level), abs=1e-12)
+
+
+def test_grid_is_pessimistic_and_close():
+    law = Shuffled(2000, 200).losses(1.0)
+    first, grid = law.on_grid(law.scale / 24)
+    on_grid = Losses((first + np.arange(grid.size)) * law.scale / 24, grid, law.infinite)
+    assert grid.sum() == pytest.approx(law.mass.sum(), abs=1e-12)
+    for level in np.linspace(0, 4 * law.scale, 37):
+        assert 0 <= _delta(on_grid, level) - _delta(law, level) + 1e-14
+        assert _delta(on_grid, level) == pytest.approx(_delta(law, level), rel=0.02, abs=1e-7)
+
+
+def _gaussian(shift: float) -> Losses:
+    edges = np.linspace(-12, 12 + shift, 40_001)
+    middle = (edges[1:] + edges[:-1]) / 2
+    return Losses(shift * middle - shift**2 / 2, np.diff(norm.cdf(edges - shift)), 0.0)
+
+
+def test_sampling_reproduces_the_gaussian_golden_value():
+    # 1,800 fixed-size steps, 16 of 1651, std 1.972 on the sum at clip 1: epsilon 3.
+    law = _gaussian(2 / 1.972).sampled(16 / 1651)
+    spent = law.pld(law.scale / 24).self_compose(1800).get_epsilon_for_delta(1e-5)
+    assert spent == pytest.approx(3.0, rel=0.005)
+
+
+def test_sampled_law_is_a_symmetric_probability():
+    law = Shuffled(400, 40, together=2, rate=0.1).losses(1.0)
+    assert law.mass.sum() + law.infinite == pytest.approx(1.0, abs=1e-9)
+    assert (law.mass >= 0).all()
+    assert np.sum(law.mass * np.exp(-law.loss)) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_two_messages_of_one_batch_are_sampled_as_a_pair():
+    pair = epsilon([(Shuffled(200, 20, rate=0.05, together=2), 100)], 2.0, 1e-5)
+    split = epsilon([(Shuffled(200, 20, rate=0.05), 200)], 2.0, 1e-5)
+    assert pair > 1.05 * split  # two independent samplings would under-count
+    full = epsilon([(Shuffled(200, 20, together=2), 100)], 2.0, 1e-5)
+    assert full == pytest.approx(epsilon([(Shuffled(200, 20), 200)], 2.0, 1e-5), rel=0.005)
+
+
+def test_sampling_helps_and_more_messages_help():
+    base = epsilon([(Shuffled(1000, 100), 50)], 1.0, 1e-5)
+    assert epsilon([(Shuffled(1000, 100, rate=0.1), 50)], 1.0, 1e-5) < 0.3 * base
+    assert epsilon([(Shuffled(4000, 100), 50)], 1.0, 1e-5) == pytest.approx(base / 2, rel=0.1)
+
+
+def test_collusion_levels():
+    parts = [(Shuffled(16_510, 1651), 999)]
+    levels = collusion_levels(parts, 0.425, 1e-5)
+    assert levels.shuffled == pytest.approx(0.4, rel=0.005)
+    assert levels.other_silos_collude == pytest.approx(
+        epsilon([(Shuffled(1651, 1651), 999)], 0.425, 1e-5)
+    )
+    assert levels.shuffler_colludes == local_epsilon(0.425, 999, 1e-5) > 100
+    assert local_epsilon(0.7, 1, 0.0) == pytest.approx(0.7)
+
+
+def test_without_a_shuffler_the_pair_is_randomized_response():
+    law = Shuffled(50, 5, rate=0.5, together=2).without_shuffler().losses(0.3)
+    assert epsilon([(Shuffled(1, 1), 40)], 0.3, 1e-5) == pytest.approx(
+        local_epsilon(0.3, 40, 1e-5), rel=0.005
+    )
+    assert law.loss.max() == pytest.approx(0.6, rel=0.05)
+
+
+def test_other_releases_are_composed():
+    parts = [(Shuffled(2000, 200), 20)]
+    local = lambda interval: _gaussian(0.3).pld(interval)
+    assert epsilon(parts, 1.0, 1e-5, local) > epsilon(parts, 1.0, 1e-5)
+    assert calibrate_eps0(2.0, 1e-5, parts, local) < calibrate_eps0(2.0, 1e-5, parts)
+    with pytest.raises(ValueError, match="out of reach"):
+        calibrate_eps0(0.5, 1e-5, parts, local)
+
+
+def test_papers_constants_admit_no_level_in_its_own_experiment():
+    for target in (0.4, 0.8, 1.6):
+        answer = paper_eps0(target, 1e-5, 10, 1651, 500, 1651, 1651)
+        assert answer.eps0 is None
+        assert any("sampling rate 1 " in reason for reason in answer.reasons)
+        assert any("eps0 >= 1" in reason for reason in answer.reasons)
+    # Sampling does not save it: the constant alone forbids eps0 >= 1.
+    sampled = paper_eps0(1.6, 1e-5, 10, 1651, 500, 165, 165)
+    assert sampled.eps0 is None
+    assert any("budget" in reason for reason in sampled.reasons)
+
+
+def test_papers_constants_with_astronomic_data():
+    answer = paper_eps0(8.0, 1e-5, 1000, 10**8, 10, 10**6, 10**6)
+    assert answer.reasons == ()
+    parts = [(Shuffled(10**6, 10**3, rate=0.01, together=2), 1)]
+    assert answer.eps0 is not None
+    assert answer.eps0 > 1
+    assert epsilon(parts, 1.0, 1e-5) < 8.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"messages": 3, "own": 4}, "own"),
+        ({"messages": 3, "own": 1, "rate": 0.0}, "rate"),
+        ({"messages": 3, "own": 1, "together": 0}, "together"),
+        ({"messages": 3, "own": 1, "randomizer": "privunit"}, "dimension"),
+    ],
+)
+def test_bad_settings_are_named(arguments, field):
+    with pytest.raises(ValueError, match=field):
+        Shuffled(**arguments)
+
+
+def test_clone_levels_round_down():
+    coarse = shuffled_pair(3000, 1.0, 0.5, 1.0)
+    exact_mean = sum(
+        p * _delta(shuffled_pair(int(k) + 1, 1.0, 1.0, 1.0), 0.0)
+        for k, p in zip(*_binomial(2999, 0.5), strict=True)
+    )
+    assert exact_mean <= _delta(coarse, 0.0) <= 1.002 * exact_mean
+
+
+def _binomial(count: int, chance: float) -> tuple[np.ndarray, np.ndarray]:
+    from scipy.stats import binom
+
+    values = np.arange(1350, 1650)
+    return values, binom.pmf(values, count, chance)

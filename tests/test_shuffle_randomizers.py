@@ -1,0 +1,128 @@
+"""Randomizers: unbiased, variance as stated, level exactly eps0, odd inputs."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from silodp.randomness import SeededRandomness, SystemRandomness
+from silodp.shuffle import halfspace
+from silodp.shuffle.audit import local_level, on_side
+from silodp.shuffle.randomizers import Duchi, PrivUnitG, Randomizer
+
+RANDOMIZERS = [Duchi(0.8), Duchi(2.5), PrivUnitG(0.8), PrivUnitG(2.5)]
+
+
+@eqx.filter_jit
+def _messages(randomizer: Randomizer, vectors, clip, seed):
+    return randomizer.randomize(vectors, clip, SeededRandomness(jax.random.key(seed)))
+
+
+def _draws(randomizer: Randomizer, vector: np.ndarray, clip: float, count: int, seed: int = 0):
+    vectors = jnp.broadcast_to(jnp.asarray(vector, jnp.float32), (count, vector.size))
+    return np.asarray(_messages(randomizer, vectors, clip, seed), np.float64)
+
+
+def _direction(dimension: int) -> np.ndarray:
+    vector = np.random.default_rng(7).normal(size=dimension)
+    return vector / np.linalg.norm(vector)
+
+
+def _bias_in_errors(messages: np.ndarray, vector: np.ndarray) -> float:
+    """Bias along the vector, in standard errors."""
+    along = messages @ vector / np.linalg.norm(vector)
+    return (along.mean() - np.linalg.norm(vector)) / (along.std() / math.sqrt(along.size))
+
+
+@pytest.mark.parametrize("randomizer", RANDOMIZERS)
+@pytest.mark.parametrize(("dimension", "norm"), [(1, 1.0), (5, 0.3), (101, 2.0)])
+def test_unbiased_with_the_stated_variance(randomizer, dimension, norm):
+    clip, count = 2.0, 100_000
+    vector = norm * _direction(dimension)
+    messages = _draws(randomizer, vector, clip, count)
+    assert abs(_bias_in_errors(messages, vector)) < 4.5
+    across = messages - np.outer(messages @ vector, vector) / norm**2
+    assert np.linalg.norm(across.mean(axis=0)) < 1.3 * np.sqrt(np.sum(across.var(axis=0)) / count) + 1e-6
+    expected = randomizer.variance(dimension, clip) + clip**2 - norm**2
+    measured = np.mean(np.sum((messages - vector) ** 2, axis=1))
+    assert measured == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("randomizer", RANDOMIZERS)
+def test_halved_scale_is_caught_by_the_unbiasedness_test(randomizer):
+    vector = 2.0 * _direction(101)
+    assert abs(_bias_in_errors(_draws(randomizer, vector, 2.0, 100_000) / 2, vector)) > 4.5
+
+
+@pytest.mark.parametrize("randomizer", RANDOMIZERS)
+def test_level_is_eps0_and_not_less(randomizer):
+    vector = _direction(20)
+    plus, minus = (_draws(randomizer, s * vector, 1.0, 200_000, seed) for s, seed in ((1, 1), (-1, 2)))
+    cut = 0.0
+    if isinstance(randomizer, PrivUnitG):
+        threshold = halfspace.best_threshold(randomizer.eps0, 20)
+        cut = threshold / halfspace.mean_component(randomizer.eps0, threshold)
+    reading = local_level(plus @ vector > cut, minus @ vector > cut)
+    assert not reading.exceeds(float(randomizer.eps0))
+    assert reading.estimate > float(randomizer.eps0) - 4 * reading.error
+
+
+def test_privunit_law_has_two_densities_with_ratio_exp_eps0():
+    # Within a side the component is an untouched normal: check the quartiles of both sides.
+    eps0, count = 2.0, 400_000
+    vector = _direction(30)
+    threshold = halfspace.best_threshold(eps0, 30)
+    component = _draws(PrivUnitG(eps0), vector, 1.0, count) @ vector
+    component *= halfspace.mean_component(eps0, threshold)
+    normals = np.random.default_rng(0).normal(size=4 * count)
+    for side in (lambda x: x >= threshold, lambda x: x < threshold):
+        ours, theirs = component[side(component)], normals[side(normals)]
+        assert np.quantile(ours, [0.25, 0.5, 0.75]) == pytest.approx(
+            np.quantile(theirs, [0.25, 0.5, 0.75]), abs=0.012
+        )
+
+
+@pytest.mark.parametrize("dimension", [10, 101, 50_890])
+@pytest.mark.parametrize("eps0", [1.1, 2.0, 4.0, 8.0])
+def test_privunit_beats_duchi_above_one(eps0, dimension):
+    assert PrivUnitG(eps0).variance(dimension, 1.0) < Duchi(eps0).variance(dimension, 1.0)
+
+
+@pytest.mark.parametrize("eps0", [0.5, 2.0, 6.0])
+def test_best_threshold_is_a_minimum(eps0):
+    best = halfspace.best_threshold(eps0, 101)
+    at_best = halfspace.second_moment(eps0, best, 101)
+    assert all(halfspace.second_moment(eps0, c, 101) >= at_best * (1 - 1e-9) for c in np.linspace(0, 6, 200))
+
+
+@pytest.mark.parametrize("randomizer", [Duchi(1.0), PrivUnitG(1.0)])
+def test_zero_vector_zero_clip_and_tiny_vectors(randomizer):
+    zero = _draws(randomizer, np.zeros(7), 1.0, 50_000)
+    assert np.isfinite(zero).all()
+    assert np.abs(zero.mean(axis=0)).max() < 5 * zero.std() / math.sqrt(50_000)
+    assert np.array_equal(_draws(randomizer, np.zeros(7), 0.0, 3), np.zeros((3, 7)))
+    tiny = 1e-25 * _direction(7)
+    assert abs(_bias_in_errors(_draws(randomizer, tiny * 1.0, 1e-25, 50_000) * 1e25, tiny * 1e25)) < 4.5
+
+
+def test_traced_level_one_call_for_all_records_and_system_randomness():
+    vectors = jnp.ones((16_510, 101)) / math.sqrt(101)
+
+    @jax.jit
+    def run(eps0, key):
+        return Duchi(eps0).randomize(vectors, 1.0, SeededRandomness(key))
+
+    radius = np.linalg.norm(run(jnp.float32(1.0), jax.random.key(0)), axis=1)
+    assert radius == pytest.approx(math.sqrt(Duchi(1.0).variance(101, 1.0) + 1), rel=1e-5)
+    real = Duchi(1.0).randomize(vectors[:50], 1.0, SystemRandomness())
+    assert np.isfinite(real).all()
+    assert on_side(np.asarray(real), np.ones(101)).any()
+
+
+def test_microbatches_do_not_share_their_draws():
+    vectors, random = jnp.ones((4, 9)) / 3, SeededRandomness(jax.random.key(0))
+    first, second = (Duchi(1.0).randomize(vectors, 1.0, random, step) for step in (0, 1))
+    assert not np.allclose(first, second)
