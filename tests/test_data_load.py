@@ -118,6 +118,15 @@ def test_silo_column_and_one_table_per_silo_exclude_each_other(tmp_path):
         load_data(tmp_path, silo_column="site")
 
 
+def test_labels_are_ordered_as_numbers_and_parity_renames_them():
+    x, _ = numbered(12)
+    labels = np.tile([10, 9, 2], 4)
+    assert load_data((x, labels), 2).classes == ("2", "9", "10")
+    data = load_data((x, labels), 2, "by-label", preprocess=["target-parity"])
+    assert data.classes == ("even", "odd")
+    assert data.silos[0].targets.tolist() == [0, 0, 0, 0, 1, 1]
+
+
 def test_every_note_is_marked():
     x = np.random.default_rng(0).normal(size=(40, 3))
     steps = ["standardise", "pca:2", "bias"]

@@ -106,9 +106,7 @@ def test_seed_decides(kind):
     labels = np.tile(np.arange(10), 20)
     silos = {"by-class": 10, "label-pairs": 25, "label-pairs-shared": 25}.get(kind, 4)
     alpha = 1.0 if kind == "dirichlet" else None
-    one, same, other = (
-        np.concatenate(divide(kind, request(labels, silos, alpha=alpha, seed=s))) for s in (1, 1, 2)
-    )
+    one, same, other = (np.concatenate(divide(kind, request(labels, silos, alpha=alpha, seed=s))) for s in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     random = kind not in ("by-label", "by-class", "round-robin")
     assert np.array_equal(one, other) != random

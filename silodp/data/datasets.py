@@ -71,8 +71,7 @@ def _two_parts(name: str) -> Callable[[list[Path]], Tables]:
     def read(paths: list[Path]) -> Tables:
         arrays = load_npz(paths[0])
         train, test = (
-            from_arrays(name, _with_channel(arrays[f"X_{part}"]), arrays[f"y_{part}"])
-            for part in ("train", "test")
+            from_arrays(name, _with_channel(arrays[f"X_{part}"]), arrays[f"y_{part}"]) for part in ("train", "test")
         )
         return train, test
 
@@ -180,9 +179,7 @@ DATASETS: dict[str, Dataset] = {
     "wbcd": Dataset("classification", (), _wbcd),
     "mnist": Dataset("classification", ("mnist.npz",), _two_parts("mnist"), _fetch_mnist),
     "a9a": Dataset("classification", ("a9a.npz",), _two_parts("a9a")),
-    "california": Dataset(
-        "regression", ("california_housing.npz",), _one_part("california"), _fetch_california
-    ),
+    "california": Dataset("regression", ("california_housing.npz",), _one_part("california"), _fetch_california),
     "gas-turbine": Dataset("regression", ("gas_turbine.npz",), _one_part("gas-turbine")),
     "blogfeedback": Dataset("regression", ("blogfeedback.npz",), _two_parts("blogfeedback")),
     "covtype": Dataset("classification", ("covtype.npz",), _one_part("covtype"), _fetch_covtype),

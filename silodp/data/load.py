@@ -126,9 +126,7 @@ def _pool(
         train, held_out = load_dataset(source)
         tables, grouped = [train], False
     elif isinstance(source, str) and not Path(source).suffix and not Path(source).exists():
-        raise ValueError(
-            f"data source '{source}': no such file or folder, and no dataset: {', '.join(DATASETS)}"
-        )
+        raise ValueError(f"data source '{source}': no such file or folder, and no dataset: {', '.join(DATASETS)}")
     else:
         (tables, grouped), held_out = read_tables(source, columns), None
     if isinstance(test, float | int):
@@ -231,8 +229,7 @@ def _encode(table: Table, labels: tuple[str, ...]) -> Table:
     if not labels:
         if table.targets.dtype.kind not in "buif":
             raise ValueError(
-                f"{table.source}: targets such as '{table.targets[0]}' are no numbers; "
-                "use task = 'classification'"
+                f"{table.source}: targets such as '{table.targets[0]}' are no numbers; use task = 'classification'"
             )
         return replace(table, targets=table.targets.astype(np.float32))
     found, places = _labels(table)

@@ -40,9 +40,7 @@ class Request:
         if count is None or count < 1:
             raise ValueError(f"silos = {count}: need a number of silos, 1 or more")
         if 2 * count > self.records:
-            raise ValueError(
-                f"silos = {count}: too many for {self.records} records; every silo needs 2 or more"
-            )
+            raise ValueError(f"silos = {count}: too many for {self.records} records; every silo needs 2 or more")
         return count
 
 
@@ -65,10 +63,7 @@ def _cut(rows: Rows, request: Request) -> list[Rows]:
     if sizes is None:
         return np.array_split(rows, count)
     if min(sizes) < 2 or sum(sizes) > len(rows):
-        raise ValueError(
-            f"sizes = {list(sizes)}: need 2 or more each and at most {len(rows)} in all, "
-            f"got {sum(sizes)}"
-        )
+        raise ValueError(f"sizes = {list(sizes)}: need 2 or more each and at most {len(rows)} in all, got {sum(sizes)}")
     return np.split(rows, np.cumsum(sizes))[:-1]
 
 
@@ -139,19 +134,13 @@ def _label_pairs(request: Request) -> list[Rows]:
         iter(np.array_split(request.rng.permutation(rows), max(1, number)))
         for rows, number in zip(_rows_of_each_class(request), holders, strict=True)
     ]
-    return [
-        request.rng.permutation(np.concatenate([next(pieces[even]), next(pieces[odd])]))
-        for even, odd in pairs
-    ]
+    return [request.rng.permutation(np.concatenate([next(pieces[even]), next(pieces[odd])])) for even, odd in pairs]
 
 
 def _label_pairs_shared(request: Request) -> list[Rows]:
     """As the paper did: every silo gets all records of both its digits, so silos share records."""
     rows = _rows_of_each_class(request)
-    return [
-        request.rng.permutation(np.concatenate([rows[even], rows[odd]]))
-        for even, odd in _pairs(request)
-    ]
+    return [request.rng.permutation(np.concatenate([rows[even], rows[odd]])) for even, odd in _pairs(request)]
 
 
 PARTITIONS: dict[str, Callable[[Request], list[Rows]]] = {

@@ -77,9 +77,7 @@ def categorical_columns(steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(name for step in steps if step.name == "one-hot" for name in _one_hot_names(step))
 
 
-def apply_steps(
-    steps: Sequence[Step], train: Table, test: Table | None
-) -> tuple[Table, Table | None, list[str]]:
+def apply_steps(steps: Sequence[Step], train: Table, test: Table | None) -> tuple[Table, Table | None, list[str]]:
     """Fit every step on `train`, apply it to both, and say what was done."""
     notes = []
     for step in steps:
@@ -102,9 +100,7 @@ def _on_features(function: Callable[[np.ndarray], np.ndarray]) -> Transform:
 
 def _on_flat_features(function: Callable[[np.ndarray], np.ndarray]) -> Transform:
     """For steps that make new columns, so that old names no longer apply."""
-    return lambda table: replace(
-        table, features=function(_flat(table.features)).astype(np.float32), names=()
-    )
+    return lambda table: replace(table, features=function(_flat(table.features)).astype(np.float32), names=())
 
 
 def _flat(features: Float32[np.ndarray, "n ..."]) -> Float32[np.ndarray, "n d"]:
@@ -135,9 +131,9 @@ def _standardise(step: Step, train: Table) -> Fitted:
     else:
         mean = train.features.mean(axis=0, dtype=np.float64)
         std = train.features.std(axis=0, dtype=np.float64)
+        # a column that is constant in float32 carries nothing: it becomes 0, not 0/0
+        std = np.where(std > 1e-7 * np.abs(mean), std, 1.0)
         note = step.note(FITTED, "mean and deviation of every feature")
-    # a constant column carries nothing: it becomes 0, not 0/0
-    std = np.where(std > 1e-7 * np.maximum(1, np.abs(mean)), std, 1.0)
     codes = [train.names.index(name) for name in train.categories]  # indices, not quantities
     mean[..., codes], std[..., codes] = 0.0, 1.0
     mean, std = mean.astype(np.float32), std.astype(np.float32)

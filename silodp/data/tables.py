@@ -266,8 +266,7 @@ def _read_npz(path: Path, columns: Columns) -> Table:
     for name in (*names, *filter(None, [columns.silo])):
         if name not in arrays:
             raise ValueError(
-                f"{path}: no array '{name}' (there are: {', '.join(arrays)}); need X and y, or "
-                "features and targets"
+                f"{path}: no array '{name}' (there are: {', '.join(arrays)}); need X and y, or features and targets"
             )
     silo_of = None if columns.silo is None else arrays[columns.silo]
     labels = [str(n) for n in arrays.get("feature_names", ())]
@@ -302,8 +301,7 @@ def align_tables(tables: list[Table]) -> list[Table]:
         tables = [_widen(t, width) for t in tables]
     tables = [_reorder(t, tables[0]) for t in tables]
     union = {
-        name: tuple(sorted({value for t in tables for value in t.categories[name]}))
-        for name in tables[0].categories
+        name: tuple(sorted({value for t in tables for value in t.categories[name]})) for name in tables[0].categories
     }
     return [_recode(t, union) for t in tables]
 

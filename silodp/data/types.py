@@ -39,9 +39,7 @@ class Table:
 
     def take(self, rows: Int[np.ndarray, " k"]) -> Table:
         groups = None if self.groups is None else self.groups[rows]
-        return replace(
-            self, features=self.features[rows], targets=self.targets[rows], groups=groups
-        )
+        return replace(self, features=self.features[rows], targets=self.targets[rows], groups=groups)
 
 
 @dataclass(frozen=True)
