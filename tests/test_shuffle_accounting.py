@@ -112,7 +112,7 @@ def test_grid_is_pessimistic_and_close():
     on_grid = Losses((first + np.arange(grid.size)) * law.scale / 24, grid, law.infinite)
     assert grid.sum() == pytest.approx(law.mass.sum(), abs=1e-12)
     for level in np.linspace(0, 4 * law.scale, 37):
-        assert 0 <= _delta(on_grid, level) - _delta(law, level) + 1e-14
+        assert _delta(on_grid, level) - _delta(law, level) + 1e-14 >= 0
         assert _delta(on_grid, level) == pytest.approx(_delta(law, level), rel=0.02, abs=1e-7)
 
 
@@ -154,18 +154,14 @@ def test_collusion_levels():
     parts = [(Shuffled(16_510, 1651), 999)]
     levels = collusion_levels(parts, 0.425, 1e-5)
     assert levels.shuffled == pytest.approx(0.4, rel=0.005)
-    assert levels.other_silos_collude == pytest.approx(
-        epsilon([(Shuffled(1651, 1651), 999)], 0.425, 1e-5)
-    )
+    assert levels.other_silos_collude == pytest.approx(epsilon([(Shuffled(1651, 1651), 999)], 0.425, 1e-5))
     assert levels.shuffler_colludes == local_epsilon(0.425, 999, 1e-5) > 100
     assert local_epsilon(0.7, 1, 0.0) == pytest.approx(0.7)
 
 
 def test_without_a_shuffler_the_pair_is_randomized_response():
     law = Shuffled(50, 5, rate=0.5, together=2).without_shuffler().losses(0.3)
-    assert epsilon([(Shuffled(1, 1), 40)], 0.3, 1e-5) == pytest.approx(
-        local_epsilon(0.3, 40, 1e-5), rel=0.005
-    )
+    assert epsilon([(Shuffled(1, 1), 40)], 0.3, 1e-5) == pytest.approx(local_epsilon(0.3, 40, 1e-5), rel=0.005)
     assert law.loss.max() == pytest.approx(0.6, rel=0.05)
 
 
@@ -216,8 +212,7 @@ def test_bad_settings_are_named(arguments, field):
 def test_clone_levels_round_down():
     coarse = shuffled_pair(3000, 1.0, 0.5, 1.0)
     exact_mean = sum(
-        p * _delta(shuffled_pair(int(k) + 1, 1.0, 1.0, 1.0), 0.0)
-        for k, p in zip(*_binomial(2999, 0.5), strict=True)
+        p * _delta(shuffled_pair(int(k) + 1, 1.0, 1.0, 1.0), 0.0) for k, p in zip(*_binomial(2999, 0.5), strict=True)
     )
     assert exact_mean <= _delta(coarse, 0.0) <= 1.002 * exact_mean
 

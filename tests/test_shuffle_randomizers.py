@@ -80,9 +80,7 @@ def test_privunit_law_has_two_densities_with_ratio_exp_eps0():
     normals = np.random.default_rng(0).normal(size=4 * count)
     for side in (lambda x: x >= threshold, lambda x: x < threshold):
         ours, theirs = component[side(component)], normals[side(normals)]
-        assert np.quantile(ours, [0.25, 0.5, 0.75]) == pytest.approx(
-            np.quantile(theirs, [0.25, 0.5, 0.75]), abs=0.012
-        )
+        assert np.quantile(ours, [0.25, 0.5, 0.75]) == pytest.approx(np.quantile(theirs, [0.25, 0.5, 0.75]), abs=0.012)
 
 
 @pytest.mark.parametrize("dimension", [10, 101, 50_890])

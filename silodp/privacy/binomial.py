@@ -66,9 +66,7 @@ def pvec_epsilon(bits: int, levels: int, dimension: int, rounds: int, delta: flo
     return epsilon_of(left, math.sqrt(rounds) * shift / noise.std) if left > 0 else math.inf
 
 
-def calibrate_bits(
-    epsilon: float, delta: float, levels: int, dimension: int, rounds: int, records: int
-) -> int:
+def calibrate_bits(epsilon: float, delta: float, levels: int, dimension: int, rounds: int, records: int) -> int:
     """Fewest coins per record and coordinate (even) for (epsilon, delta)-DP of all rounds."""
     std = math.sqrt(rounds) * sensitivity(levels, dimension) / mu_of(epsilon, delta)
     per_record = max(2, 2 * math.ceil(4 * std**2 / records / 2))
@@ -91,18 +89,13 @@ def collusion_levels(
     return Levels(*(pvec_epsilon(bits, levels, dimension, rounds, delta) for bits in noise))
 
 
-def rdp_std(
-    epsilon: float, delta: float, levels: int, dimension: int, rounds: int, clip: float
-) -> float:
+def rdp_std(epsilon: float, delta: float, levels: int, dimension: int, rounds: int, clip: float) -> float:
     """Noise std of the sum if the coins are certified through Renyi divergences (looser)."""
     shift = sensitivity(levels, dimension)
 
     def excess(log_std: float) -> float:
         rdp = rounds * _ORDERS * (shift / math.exp(log_std)) ** 2 / 2
-        return (
-            float(rdp_privacy_accountant.compute_epsilon(list(_ORDERS), list(rdp), delta)[0])
-            - epsilon
-        )
+        return float(rdp_privacy_accountant.compute_epsilon(list(_ORDERS), list(rdp), delta)[0]) - epsilon
 
     log_std = float(brentq(excess, math.log(shift) - 5, math.log(shift) + 20))  # type: ignore[arg-type]
     return math.exp(log_std) * 2 * clip / levels

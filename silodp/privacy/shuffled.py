@@ -134,9 +134,7 @@ class Shuffled:
         pair = shuffled_pair(self.messages, eps0, clone, active)
         return pair.repeated(self.together).sampled(self.rate)
 
-    def pld(
-        self, eps0: float, count: int, interval: float | None = None
-    ) -> PrivacyLossDistribution:
+    def pld(self, eps0: float, count: int, interval: float | None = None) -> PrivacyLossDistribution:
         """`count` rounds composed; PLDs that are to be composed further need a common interval."""
         losses = self.losses(eps0)
         return losses.pld(interval or losses.scale / _CELLS).self_compose(count)
@@ -174,8 +172,9 @@ def shuffled_pair(messages: int, eps0: float, clone: float, active: float) -> Lo
     a, b = np.where(valid, a, 0.0), np.where(valid, b, 0.0)
     log_coins = gammaln(total + 1) - gammaln(a + 1) - gammaln(b + 1) - total * math.log(2)
     truth = 1 / (1 + math.exp(-eps0))
+    log_coins = np.where(valid, log_coins, -np.inf)
     law = np.exp(log_coins) * 2 * (truth * a + (1 - truth) * b) / total
-    mass = np.where(valid, active * weights[:, None] * law, 0.0)
+    mass = active * weights[:, None] * law
     gain = math.expm1(eps0) * (a - b)
     loss = np.log1p(gain / (a + math.exp(eps0) * b + (~valid)))
     keep = mass > 0
@@ -196,18 +195,14 @@ def epsilon(parts: Sequence[Part], eps0: float, delta: float, extra: Extra | Non
     return float(total.get_epsilon_for_delta(delta))
 
 
-def calibrate_eps0(
-    target: float, delta: float, parts: Sequence[Part], extra: Extra | None = None
-) -> float:
+def calibrate_eps0(target: float, delta: float, parts: Sequence[Part], extra: Extra | None = None) -> float:
     """The largest eps0 (to 0.01%) with which all rounds together are (target, delta)-DP."""
     excess = lambda log_eps0: epsilon(parts, math.exp(log_eps0), delta, extra) - target
     low, high = math.log(target / sum(count for _, count in parts)) - 1, math.log(_LARGEST_EPS0)
     if excess(high) <= 0:
         return _LARGEST_EPS0
     if excess(low) > 0:
-        raise ValueError(
-            f"epsilon={target} is out of reach at delta={delta}: the other releases spend it"
-        )
+        raise ValueError(f"epsilon={target} is out of reach at delta={delta}: the other releases spend it")
     root = float(brentq(excess, low, high, xtol=3e-5))  # type: ignore[arg-type]
     while excess(root) > 0:
         root -= 5e-5
@@ -226,9 +221,7 @@ def collusion_levels(parts: Sequence[Part], eps0: float, delta: float) -> Levels
     """What the same messages guarantee if the other silos, or the shuffler, work for the server."""
     own = [(part.without_other_silos(), count) for part, count in parts]
     releases = sum(part.together * count for part, count in parts)
-    return Levels(
-        epsilon(parts, eps0, delta), epsilon(own, eps0, delta), local_epsilon(eps0, releases, delta)
-    )
+    return Levels(epsilon(parts, eps0, delta), epsilon(own, eps0, delta), local_epsilon(eps0, releases, delta))
 
 
 def local_epsilon(eps0: float, releases: int, delta: float) -> float:

@@ -40,22 +40,16 @@ def advantage(event: Bool[np.ndarray, " t"], opposite: Bool[np.ndarray, " t"]) -
     return Reading(p - q, math.sqrt(p * (1 - p) / event.size + q * (1 - q) / opposite.size))
 
 
-def on_side(
-    messages: Float[np.ndarray, "*t d"], direction: Float[np.ndarray, " d"]
-) -> Bool[np.ndarray, "*t"]:
+def on_side(messages: Float[np.ndarray, "*t d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, "*t"]:
     """Sign attack: does a message point to the side of `direction`?"""
     return messages @ direction > 0
 
 
-def many_on_side(
-    released: Float[np.ndarray, "t n d"], direction: Float[np.ndarray, " d"]
-) -> Bool[np.ndarray, " t"]:
+def many_on_side(released: Float[np.ndarray, "t n d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, " t"]:
     """Count attack on a shuffled batch: are more than half of its messages on that side?"""
     return on_side(released, direction).sum(axis=1) * 2 > released.shape[1]
 
 
-def first_on_side(
-    released: Float[np.ndarray, "t n d"], direction: Float[np.ndarray, " d"]
-) -> Bool[np.ndarray, " t"]:
+def first_on_side(released: Float[np.ndarray, "t n d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, " t"]:
     """Position attack: the first message is a known sender's if nobody shuffles; its side?"""
     return on_side(released[:, 0], direction)

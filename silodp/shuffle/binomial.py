@@ -37,9 +37,7 @@ class CoinTable(eqx.Module):
 
     def __init__(self, bits: int):
         if bits > _LARGEST_TABLE_BITS:
-            raise ValueError(
-                f"bits must be at most {_LARGEST_TABLE_BITS}, not {bits}: lower `levels`"
-            )
+            raise ValueError(f"bits must be at most {_LARGEST_TABLE_BITS}, not {bits}: lower `levels`")
         words = cumulative_words(bits)
         self.high = jnp.asarray((words >> np.uint64(32)).astype(np.uint32))
         self.low = jnp.asarray(words.astype(np.uint32))

@@ -25,12 +25,13 @@ def centred_probabilities(bits: int, deviations: float) -> np.ndarray:
 
 
 def cumulative_words(bits: int, deviations: float = 12.0) -> np.ndarray:
-    """2^64 times the distribution function at -r..r-1, as 64-bit words (at r it is 2^64 itself).
+    """2^64 times the distribution function at -r..r-1, as 64-bit words (at r it is 2^64).
 
     Masses are rounded one by one, which keeps the relative accuracy of the tails.
     """
     masses = centred_probabilities(bits, deviations)
     words = np.rint(np.ldexp(masses, 64)).astype(np.uint64)
+    words = words[words > 0]  # nothing may follow the word at which the sum reaches 2^64
     excess = int(words.sum(dtype=object)) - 2**64
     words[words.size // 2] = np.uint64(int(words[words.size // 2]) - excess)
     return np.cumsum(words)[:-1]

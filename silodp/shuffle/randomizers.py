@@ -33,9 +33,7 @@ Clip = float | Float[Array, ""]
 class Randomizer(Protocol):
     """eps0-LDP, unbiased, for records of norm at most clip."""
 
-    def randomize(
-        self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0
-    ) -> Records:
+    def randomize(self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0) -> Records:
         """One message per record; `step` keeps the draws of different microbatches apart."""
         ...
 
@@ -49,18 +47,14 @@ class Duchi(eqx.Module):
 
     eps0: float | Float[Array, ""]
 
-    def randomize(
-        self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0
-    ) -> Records:
+    def randomize(self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0) -> Records:
         unit = _on_sphere(vectors, clip, random, step)
         noise = random.normal("randomizer direction", vectors.shape, step)
         direction = noise / jnp.linalg.norm(noise, axis=1, keepdims=True)
         truthful = random.uniform("randomizer side", vectors.shape[:1], step) < _sigmoid(self.eps0)
         same_side = jnp.sum(direction * unit, axis=1) >= 0
         side = jnp.where(same_side == truthful, 1.0, -1.0)
-        return (clip * _inverse_tanh_half(self.eps0) * _sphere_factor(vectors.shape[1])) * (
-            side[:, None] * direction
-        )
+        return (clip * _inverse_tanh_half(self.eps0) * _sphere_factor(vectors.shape[1])) * (side[:, None] * direction)
 
     def variance(self, dimension: int, clip: float) -> float:
         radius = _sphere_factor(dimension) / math.tanh(float(self.eps0) / 2)
@@ -72,9 +66,7 @@ class PrivUnitG(eqx.Module):
 
     eps0: float = eqx.field(static=True)
 
-    def randomize(
-        self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0
-    ) -> Records:
+    def randomize(self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0) -> Records:
         unit = _on_sphere(vectors, clip, random, step)
         threshold = halfspace.best_threshold(self.eps0, vectors.shape[1])
         along = self._component(vectors.shape[0], threshold, random, step)
@@ -87,9 +79,7 @@ class PrivUnitG(eqx.Module):
         threshold = halfspace.best_threshold(self.eps0, dimension)
         return clip**2 * (halfspace.second_moment(self.eps0, threshold, dimension) - 1)
 
-    def _component(
-        self, count: int, threshold: float, random: Randomness, step: Step
-    ) -> Float[Array, " n"]:
+    def _component(self, count: int, threshold: float, random: Randomness, step: Step) -> Float[Array, " n"]:
         """The component along the input: a normal number given its side of the threshold."""
         share = halfspace.raised_share(threshold)
         above = math.exp(self.eps0) * share * halfspace.blanket(self.eps0, share)

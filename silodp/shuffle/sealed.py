@@ -45,9 +45,7 @@ class Batch(NamedTuple):
 def seal(message: bytes, key: X25519PublicKey, batch: Batch) -> bytes:
     """The message for the holder of the server's private key; always `batch.sealed_size` bytes."""
     if len(message) > batch.message_size:
-        raise ValueError(
-            f"message must have at most {batch.message_size} bytes, not {len(message)}"
-        )
+        raise ValueError(f"message must have at most {batch.message_size} bytes, not {len(message)}")
     padded = len(message).to_bytes(_LENGTH, "big") + message.ljust(batch.message_size, b"\0")
     return _SUITE.encrypt(padded, key, info=batch.info)
 

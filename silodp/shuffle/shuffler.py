@@ -139,9 +139,7 @@ class ShufflerClient:
 
     def _ask(self, kind: bytes, name: str, body: bytes) -> bytes:
         encoded = name.encode()
-        send_frame(
-            self._socket, kind + self._token + len(encoded).to_bytes(2, "big") + encoded + body
-        )
+        send_frame(self._socket, kind + self._token + len(encoded).to_bytes(2, "big") + encoded + body)
         answer = receive_frame(self._socket)
         if not answer:
             raise ConnectionError("the shuffler closed the connection")

@@ -1,0 +1,183 @@
+"""P_vec: coins drawn from the exact law, unbiased sums, and what they reveal."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import binom, chi2, norm
+
+from silodp.privacy.binomial import (
+    calibrate_bits,
+    cheu_std,
+    collusion_levels,
+    dominating_gaussian,
+    gaussian_multiplier,
+    pvec_epsilon,
+    rdp_std,
+    sensitivity,
+)
+from silodp.randomness import SeededRandomness, SystemRandomness
+from silodp.shuffle.binomial import CoinTable, PVec
+from silodp.shuffle.coins import centred_probabilities, cumulative_words
+
+SETTING = {"levels": 200, "dimension": 101, "rounds": 500}
+
+
+def _random(seed: int) -> SeededRandomness:
+    return SeededRandomness(jax.random.key(seed))
+
+
+@pytest.mark.parametrize("bits", [2, 50, 10_000, 1_000_000])
+def test_probabilities_are_binomial(bits):
+    ours = centred_probabilities(bits, 12.0)
+    offsets = np.arange(ours.size) - ours.size // 2
+    assert ours == pytest.approx(binom.pmf(offsets + bits // 2, bits, 0.5), rel=2e-9)
+
+
+def test_words_are_the_distribution_function():
+    words = cumulative_words(1000)
+    offsets = np.arange(words.size) - (words.size + 1) // 2
+    assert words.astype(np.float64) / 2.0**64 == pytest.approx(binom.cdf(offsets + 500, 1000, 0.5), rel=1e-9)
+
+
+def _chi_square_excess(draws: np.ndarray, bits: int) -> float:
+    """Probability of a worse fit, over cells of about equal chance."""
+    edges = np.unique(binom.ppf(np.linspace(0, 1, 21)[1:-1], bits, 0.5)) - bits // 2 + 0.5
+    expected = np.diff(binom.cdf(np.concatenate([[-1], edges + bits // 2, [bits]]), bits, 0.5))
+    observed = np.bincount(np.searchsorted(edges, draws), minlength=expected.size)
+    statistic = np.sum((observed - draws.size * expected) ** 2 / (draws.size * expected))
+    return float(chi2.sf(statistic, expected.size - 1))
+
+
+@pytest.mark.parametrize("bits", [400, 122_710, 122_710 * 16_510])
+def test_draws_follow_the_exact_law(bits):
+    draws = np.asarray(CoinTable(bits).draw(_random(bits % 97), (200_000,)))
+    assert _chi_square_excess(draws, bits) > 1e-4
+    # five percent more coins would be noticed
+    assert _chi_square_excess(draws, 2 * int(bits * 0.525)) < 1e-4
+
+
+def test_small_coins_match_cell_by_cell():
+    draws = np.asarray(CoinTable(4).draw(_random(0), (160_000,)))
+    counts = np.bincount(draws + 2, minlength=5) / 160_000
+    assert counts == pytest.approx([1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16], abs=0.005)
+
+
+def _vectors(count: int, dimension: int) -> np.ndarray:
+    vectors = np.random.default_rng(3).normal(size=(count, dimension))
+    return 2.0 * vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_messages_and_simulation_give_the_same_sum():
+    vectors, protocol = _vectors(60, 8), PVec(levels=20, bits_per_record=400, records=60)
+
+    @jax.jit
+    def both(key):
+        random = SeededRandomness(key)
+        sent = protocol.messages(jnp.asarray(vectors), 2.0, random)
+        rounded = protocol.round(jnp.asarray(vectors), 2.0, random).sum(axis=0)
+        return (
+            protocol.decode(protocol.add(sent), 2.0),
+            protocol.decode(rounded + protocol.noise(random, 8), 2.0),
+            jnp.min(sent),
+            jnp.max(sent),
+        )
+
+    real, simulated, least, most = (np.asarray(x) for x in jax.vmap(both)(jax.random.split(jax.random.key(1), 2000)))
+    assert least.min() >= 0
+    assert most.max() <= 420
+    coins = protocol.noise_std(2.0)
+    rounding = math.sqrt(60) * (2 * 2.0 / 20) / 2
+    for sums in (real, simulated):
+        assert sums.mean(axis=0) == pytest.approx(vectors.sum(axis=0), abs=5 * 16 / math.sqrt(2000))
+        assert (
+            protocol.noise_std(2.0) * 0.95
+            < np.mean(sums.std(axis=0))
+            < 1.02 * math.hypot(protocol.noise_std(2.0), rounding)
+        )
+
+
+def test_rounding_keeps_the_mean_and_stays_within_one_level():
+    vectors, protocol = jnp.asarray(_vectors(50, 6)), PVec(10, 2, 50)
+    draws = jax.vmap(lambda key: protocol.round(vectors, 2.0, SeededRandomness(key)))(
+        jax.random.split(jax.random.key(2), 2000)
+    )
+    exact = np.asarray(vectors) * 5 / 2.0
+    assert np.abs(np.asarray(draws) - exact).max() < 1
+    assert np.asarray(draws).mean(axis=0) == pytest.approx(exact, abs=5.5 * 0.5 / math.sqrt(2000))
+
+
+def test_measured_change_stays_within_the_sensitivity():
+    protocol, clip = PVec(10, 2, 2), 2.0
+    for seed in range(50):
+        one = np.random.default_rng(seed).normal(size=(1, 30))
+        one *= clip / np.linalg.norm(one)
+        moved = protocol.round(jnp.asarray(one), clip, _random(seed)) - protocol.round(
+            jnp.asarray(-one), clip, _random(seed + 100)
+        )
+        assert np.linalg.norm(moved) <= sensitivity(10, 30)
+
+
+def test_zero_clip_and_system_randomness():
+    protocol = PVec(10, 100, 3)
+    sent = protocol.messages(jnp.zeros((3, 4)), 0.0, SystemRandomness())
+    assert np.array_equal(protocol.decode(protocol.add(sent), 0.0), np.zeros(4))
+
+
+def test_bits_are_counted():
+    protocol = PVec(200, 122_710, 100)
+    assert protocol.bits_sent(101) == 101 * (200 + 122_710) * 8
+    assert protocol.integer_bits(101) == 101 * 17
+
+
+def test_golden_noise():
+    per_record = calibrate_bits(0.8, 1e-5, **SETTING, records=16_510)
+    bits = per_record * 16_510
+    std = math.sqrt(bits) / 2 * 2 / 200
+    assert std == pytest.approx(225.1, rel=0.005)
+    assert 0.799 < pvec_epsilon(bits, **SETTING, delta=1e-5) <= 0.8
+    assert pvec_epsilon(bits * 98 // 100 // 2 * 2, **SETTING, delta=1e-5) > 0.8
+    renyi = rdp_std(0.8, 1e-5, **SETTING, clip=1.0)
+    assert renyi == pytest.approx(245, rel=0.005)
+    assert renyi <= 245
+    assert 1.2e6 < cheu_std(0.8, 1e-5, 101, 500, 1.0) < 1.5e6
+
+
+@pytest.mark.parametrize(("bits", "shift"), [(5_000, 7), (100_000, 60), (100_000, 1)])
+@pytest.mark.parametrize("level", [0.0, 0.05, 0.3])
+def test_coins_are_at_least_as_private_as_their_gaussian(bits, shift, level):
+    heads = np.arange(bits + shift + 1)
+    p, q = binom.pmf(heads, bits, 0.5), binom.pmf(heads - shift, bits, 0.5)
+    exact = float(np.sum(np.maximum(q - math.exp(level) * p, 0)))
+    noise = dominating_gaussian(bits, shift)
+    mu = shift / noise.std
+    gaussian = norm.cdf(-level / mu + mu / 2) - math.exp(level) * norm.cdf(-level / mu - mu / 2)
+    assert exact <= gaussian + noise.lost + 1e-11
+    # and the bound is tight: five percent more Gaussian noise would not cover the coins
+    mu *= 0.95
+    looser = norm.cdf(-level / mu + mu / 2) - math.exp(level) * norm.cdf(-level / mu - mu / 2)
+    assert exact > looser or exact < 1e-12
+
+
+def test_collusion_leaves_less_noise():
+    levels = collusion_levels(122_710, 16_510, 1651, 200, 101, 500, 1e-5)
+    assert levels.shuffled == pytest.approx(0.8, rel=0.002)
+    assert levels.shuffled < levels.other_silos_collude < levels.shuffler_colludes
+    multiplier = gaussian_multiplier(122_710 * 16_510, 200, 101)
+    assert multiplier == pytest.approx(math.sqrt(122_710 * 16_510) / 2 / sensitivity(200, 101), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "field"),
+    [
+        (lambda: PVec(7, 100, 3), "levels"),
+        (lambda: PVec(8, 101, 3), "bits"),
+        (lambda: CoinTable(2**39), "bits"),
+        (lambda: dominating_gaussian(100, 1.0), "bits"),
+    ],
+)
+def test_bad_settings_are_named(build, field):
+    with pytest.raises(ValueError, match=field):
+        build()
