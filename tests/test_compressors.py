@@ -1,6 +1,7 @@
 """Compressors: unbiased with the stated variance, real bytes, exact round trips, refusals."""
 
 import math
+from functools import partial
 
 import equinox as eqx
 import hypothesis.extra.numpy as hnp
@@ -33,9 +34,10 @@ COMPRESSORS = {
     "qsgd-255": QSGD(255),
     "natural": Natural(),
 }
-D, DRAWS = 10, 40_000
+D, DRAWS = 10, 20_000
 every_compressor = pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS.keys())
-finite = st.floats(-(2.0**120), 2.0**120, width=32)  # larger ones overflow, and are refused
+# Larger numbers overflow and are refused; what is as small as this XLA may flush to zero or not.
+finite = st.floats(-(2.0**120), 2.0**120, width=32).map(lambda x: x if abs(x) > 2.0**-100 else 0.0)
 vectors = hnp.arrays(np.float32, D, elements=finite)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -50,9 +52,13 @@ def compiled(compressor: Compressor, v: np.ndarray, randomness: SeededRandomness
 
 
 def draws_of(compressor, v: np.ndarray, draws: int = DRAWS) -> np.ndarray:
+    return np.asarray(compress_often(compressor, jnp.asarray(v), draws), np.float64)
+
+
+@eqx.filter_jit
+def compress_often(compressor, v: jax.Array, draws: int) -> jax.Array:
     keys = jax.random.split(jax.random.key(11), draws)
-    call = jax.jit(jax.vmap(lambda key: compressor(jnp.asarray(v), SeededRandomness(key))))
-    return np.asarray(call(keys), np.float64)
+    return jax.vmap(lambda key: compressor(v, SeededRandomness(key)))(keys)
 
 
 def worst_bias(draws: np.ndarray, v: np.ndarray) -> float:
@@ -112,7 +118,7 @@ def test_rounding_without_dice_is_caught():
 
 @every_compressor
 @given(v=vectors, seed=seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_bytes_carry_exactly_what_the_simulation_computes(compressor, v, seed):
     data = compressor.encode(jnp.asarray(v), seeded(seed))
     assert 8 * len(data) == compressor.bits(D)
@@ -206,7 +212,7 @@ def test_decode_refuses_malformed_bytes(compressor, d, data):
 
 @every_compressor
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_decode_of_arbitrary_bytes_is_finite_or_refused(compressor, data):
     length = compressor.bits(D) // 8
     raw = data.draw(st.binary(min_size=length, max_size=length))
@@ -235,20 +241,24 @@ def test_every_pair_of_coordinates_is_equally_likely():
     assert np.abs(together - expected).max() < 5 * 0.5 / math.sqrt(draws)
 
 
+@partial(jax.jit, static_argnums=1)
+def smallest_from_every_start(words: jax.Array, k: int) -> jax.Array:
+    return jax.vmap(lambda start: _smallest(words, k, start))(jnp.arange(words.size))
+
+
 @given(
     words=hnp.arrays(np.uint32, 9, elements=st.sampled_from([0, 1, 5, 2**31, 2**32 - 1])),
-    k=st.integers(1, 9),
+    k=st.sampled_from([1, 4, 9]),
 )
 @settings(max_examples=80, deadline=None)
 def test_equal_words_are_chosen_without_preference(words, k):
-    smallest = jax.jit(_smallest, static_argnums=1)
-    masks = np.stack([smallest(jnp.asarray(words), k, start) for start in range(9)])
+    masks = np.asarray(smallest_from_every_start(jnp.asarray(words), k))
     assert (masks.sum(1) == k).all()
     kth = np.sort(words)[k - 1]
     assert masks[:, words < kth].all()
     assert not masks[:, words > kth].any()
     # Turning the coordinates turns the choice: so a uniform start favours no coordinate.
-    turned = np.stack([smallest(jnp.roll(jnp.asarray(words), 1), k, s) for s in range(9)])
+    turned = np.asarray(smallest_from_every_start(jnp.roll(jnp.asarray(words), 1), k))
     np.testing.assert_array_equal(np.roll(turned, -1, axis=0), np.roll(masks, 1, axis=1))
 
 
