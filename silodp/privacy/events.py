@@ -17,7 +17,6 @@ from typing import ClassVar
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from jaxtyping import Float
-from scipy.stats import binom
 
 from silodp.privacy.mixture import MixturePair, mirrored, without_replacement
 
@@ -199,35 +198,6 @@ def two_level(
     full = clip / records
     drawn = clip_difference / batch + full if clip_difference else 2 * clip / batch - full
     return 2 * drawn, TwoLevel(batch, records, full / drawn)
-
-
-@dataclass(frozen=True)
-class WithReplacement(_Mixture):
-    """`batch` draws with replacement from `records`: a record can be drawn several times.
-
-    Only here to measure what the papers that sample so really give; bound = 2C/batch of ONE draw.
-    """
-
-    batch: int
-    records: int
-
-    def __post_init__(self) -> None:
-        _check_batch(self.batch, self.records)
-
-    @property
-    def exposure(self) -> float:
-        return -math.expm1(self.batch * math.log1p(-1 / self.records)) if self.records > 1 else 1.0
-
-    @property
-    def rate(self) -> float:
-        return self.batch / self.records
-
-    def pair(self, multiplier: float) -> MixturePair:
-        most = int(binom.isf(1e-18, self.batch, 1 / self.records)) + 1
-        draws = np.arange(min(most, self.batch) + 1)
-        weights = binom.pmf(draws, self.batch, 1 / self.records)
-        shifts = draws / (2 * multiplier)
-        return mirrored(tuple(map(float, weights)), tuple(map(float, shifts)))
 
 
 @dataclass(frozen=True)

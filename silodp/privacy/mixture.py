@@ -23,7 +23,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from jaxtyping import Float
 from scipy.special import logsumexp, ndtr
 
-TAIL = 9.0  # normal deviates beyond which mass (1e-19) counts as a total loss of privacy
+_TAIL = 9.0  # normal deviates, beyond which a component has no mass to speak of (1e-19)
+_LOST = 1e-18  # probability of one release that counts as a total loss of privacy
 _TABLE = 1 << 13
 _LARGEST_EXPONENT = 400.0  # order * shift; beyond it the quadrature for RDP is not attempted
 
@@ -47,7 +48,10 @@ class MixturePair:
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        x = np.linspace(self.centre, max(self.up) + TAIL, _TABLE)
+        reach = np.linspace(self.centre, max(self.up) + _TAIL, _TABLE)
+        beyond = np.cumsum(self._mass(self.up, reach)[::-1])[::-1]
+        end = reach[np.argmax(beyond <= _LOST)] if beyond[-1] <= _LOST else reach[-1]
+        x = np.linspace(self.centre, end, _TABLE)
         return x, self.loss(x)
 
     @property
@@ -101,7 +105,7 @@ class MixturePair:
         shift = max(self.up) - min(self.down)
         if order * shift > _LARGEST_EXPONENT:
             return math.inf
-        end = self.centre + order * shift + max(self.up) + TAIL + 3
+        end = self.centre + order * shift + max(self.up) + _TAIL + 3
         x = np.linspace(self.centre, end, max(2001, int(50 * (end - self.centre))))
         log_p, log_q = self._log_density(self.up, x), self._log_density(self.down, x)
         powers = np.logaddexp(
