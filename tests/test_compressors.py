@@ -102,6 +102,15 @@ def test_natural_reaches_its_omega():
     assert variance_over_omega(draws, VECTORS["equal"], 0.125)[0] == pytest.approx(1.0, abs=0.02)
 
 
+def test_natural_keeps_powers_of_two_whatever_the_dice():
+    class LowestWord(SeededRandomness):
+        def bits(self, purpose, shape, step=0):
+            return jnp.zeros(shape, jnp.uint32)
+
+    powers = jnp.array([0.0, 1.0, -0.5, 1024.0])
+    np.testing.assert_array_equal(Natural()(powers, LowestWord(jax.random.key(0))), powers)
+
+
 def test_rand_k_without_its_factor_is_caught():
     mutant = lambda v, randomness: RandK(3)(v, randomness) * (3 / D)
     assert worst_bias(draws_of(mutant, VECTORS["normal"]), VECTORS["normal"]) > 20.0
