@@ -7,14 +7,13 @@ published guarantees for it are false.
 
 from __future__ import annotations
 
-import functools
+import math
 from typing import Any, Protocol
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
-from scipy import stats
 
 from silodp.privacy import events
 from silodp.randomness import Randomness
@@ -185,10 +184,10 @@ def take(records: PyTree[Array], rows: Int[Array, " b"]) -> PyTree[Array]:
     return jax.tree.map(lambda leaf: leaf[rows], records)
 
 
-@functools.cache
 def poisson_capacity(batch: int) -> int:
-    # A binomial with mean `batch` has lighter tails than the Poisson with that mean (Hoeffding 1956).
-    return int(stats.poisson.isf(OVERFLOW, batch)) + 1
+    """Slots that a Poisson batch of this mean overflows with probability below OVERFLOW (Bernstein)."""
+    exponent = -math.log(OVERFLOW)
+    return batch + math.ceil(exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * batch))
 
 
 def _check_size(name: str, batch: int, records: int) -> None:

@@ -92,11 +92,7 @@ def test_messages_and_simulation_give_the_same_sum():
     rounding = math.sqrt(60) * (2 * 2.0 / 20) / 2
     for sums in (real, simulated):
         assert sums.mean(axis=0) == pytest.approx(vectors.sum(axis=0), abs=5 * 16 / math.sqrt(2000))
-        assert (
-            protocol.noise_std(2.0) * 0.95
-            < np.mean(sums.std(axis=0))
-            < 1.02 * math.hypot(protocol.noise_std(2.0), rounding)
-        )
+        assert coins * 0.98 < np.mean(sums.std(axis=0)) < 1.02 * math.hypot(coins, rounding)
 
 
 def test_rounding_keeps_the_mean_and_stays_within_one_level():

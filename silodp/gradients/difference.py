@@ -9,7 +9,7 @@ identity of its own falls back to its tangent at the midpoint where that agrees 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -72,11 +72,15 @@ def _propagate(equation: core.JaxprEqn, inputs: list[Pair]) -> list[Pair]:
     if all(p.same for p in inputs):
         return [Pair(base) for base in bases]
     step = Step(evaluate, inputs, bases, equation.params)
+    name = equation.primitive.name
     if not _is_float(bases[0]):
-        return _discrete(equation.primitive.name, step)
-    rule = RULES.get(equation.primitive.name, _fallback)
-    deltas = rule(step)
-    return [Pair(b, d) if _is_float(b) else Pair(b, other=d) for b, d in zip(bases, deltas, strict=True)]
+        return _discrete(name, step)
+    deltas = RULES.get(name, _fallback)(step)
+    if name in RULES and name not in SELECTING:
+        return [Pair(base, delta) for base, delta in zip(bases, deltas, strict=True)]
+    # Gradients ask which input was the largest by comparing with ==, so x's values must stay bitwise what they were.
+    others = evaluate(*(p.at_x for p in inputs))
+    return [Pair(b, d if _is_float(b) else None, o) for b, d, o in zip(bases, deltas, others, strict=True)]
 
 
 def _is_float(value: Any) -> bool:
@@ -217,13 +221,15 @@ def _selected_scatter(step: Step) -> list[Any]:
     return [moved + (there - here)]
 
 
-LINEAR: Sequence[str] = (
-    "add", "sub", "neg", "add_any", "reduce_sum", "broadcast_in_dim", "reshape", "transpose", "squeeze",
-    "expand_dims", "convert_element_type", "concatenate", "pad", "slice", "rev", "copy", "copy_p", "cumsum",
-    "reduce_window_sum", "gather", "dynamic_slice", "dynamic_update_slice", "scatter-add", "stop_gradient", "split",
+MOVING = (
+    "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "concatenate", "pad", "slice", "rev",
+    "copy", "gather", "dynamic_slice", "dynamic_update_slice", "stop_gradient", "split",
 )  # fmt: skip
+ADDING = ("add", "sub", "neg", "add_any", "reduce_sum", "cumsum", "reduce_window_sum", "scatter-add")
+# Results are some of the inputs, unchanged.
+SELECTING = frozenset((*MOVING, "max", "min", "select_n"))
 RULES: dict[str, Callable[[Step], list[Any]]] = {
-    **dict.fromkeys(LINEAR, _linear),
+    **dict.fromkeys((*MOVING, *ADDING, "convert_element_type"), _linear),
     **dict.fromkeys(("mul", "dot_general", "conv_general_dilated"), _bilinear),
     "div": _divide,
     "select_n": _select,

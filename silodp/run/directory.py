@@ -115,7 +115,7 @@ class RunDirectory:
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         partial = self.path / (name + ".partial")
-        save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, partial)
+        save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial)
         os.replace(partial, self.path / name)
 
     def save_model(self, last: PyTree, drawn: PyTree) -> None:

@@ -21,7 +21,7 @@ class WireError(ValueError):
 
 def encode(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
     head = json.dumps(header).encode()
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     return struct.pack("<I", len(head)) + head + save(contiguous)
 
 

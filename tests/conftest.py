@@ -1,0 +1,44 @@
+"""Shared fixtures: small data, quick runs, and silo processes that live as long as the test session."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from silodp.data import FederatedData, SiloData
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+if SHARED.is_dir():
+    os.environ.setdefault("SILODP_DATA", str(SHARED))
+
+
+def made_data(sizes: tuple[int, ...] = (40, 25, 31), features: int = 5, seed: int = 0) -> FederatedData:
+    """Unbalanced silos of a noisy linear rule, two classes."""
+    rng = np.random.default_rng(seed)
+    rule = rng.normal(size=features)
+
+    def silo(name: str, n: int) -> SiloData:
+        x = rng.normal(size=(n, features)).astype(np.float32)
+        y = (x @ rule + 0.3 * rng.normal(size=n) > 0).astype(np.int32)
+        return SiloData(name, x, y)
+
+    silos = tuple(silo(f"silo {i}", n) for i, n in enumerate(sizes))
+    return FederatedData("made", silos, silo("test", 50), "classification", ("0", "1"), ())
+
+
+@pytest.fixture(scope="session")
+def data() -> FederatedData:
+    return made_data()
+
+
+@pytest.fixture(scope="session")
+def silo_processes():
+    """Three silos in processes of their own; a new plan replaces the old one."""
+    from silodp.run.messages import SiloProcess
+
+    with ExitStack() as stack:
+        yield [stack.enter_context(SiloProcess()) for _ in range(3)]

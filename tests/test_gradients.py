@@ -1,0 +1,404 @@
+"""The clipped sum: both engines against a float64 reference, and the guarantee that privacy rests on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from silodp.gradients import (
+    Regularised,
+    avg_pool,
+    clipped_sum,
+    conv2d,
+    dense,
+    difference,
+    embed,
+    engine_for,
+    max_pool,
+    per_record,
+    record_factors,
+    sum_factors,
+)
+
+ENGINES = ("general", "structured")
+N = 23
+draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def reference(loss, points, coefficients, records, weights, clip):
+    """Straight from the definition, in float64."""
+    with jax.enable_x64(True):
+        double = lambda leaf: jnp.asarray(leaf, jnp.float64 if np.asarray(leaf).dtype.kind == "f" else None)
+        widen = partial(jax.tree.map, lambda leaf: double(np.asarray(leaf)))
+        total = 0.0
+        for c, point in zip(coefficients, map(widen, points), strict=True):
+            gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(point, widen(records))
+            total = total + c * jnp.concatenate([g.reshape(len(g), -1) for g in jax.tree.leaves(gradients)], 1)
+        norms = np.linalg.norm(total, axis=1)
+        factor = np.where(norms > clip, clip / np.where(norms > 0, norms, 1), 1)
+        return (np.asarray(weights, np.float64) * factor) @ np.asarray(total), norms
+
+
+def mlp_loss(activation, params, record):
+    features, label = record
+    h = activation(dense(params["w1"], params["b1"], features))
+    z = dense(params["w2"], params["b2"], h)
+    return jax.nn.logsumexp(z) - z[label]
+
+
+def mlp_params(seed=0):
+    return {"w1": draw(seed, 7, 6) / 3, "b1": draw(seed + 1, 7), "w2": draw(seed + 2, 4, 7) / 3, "b2": draw(seed + 3, 4)}
+
+
+def conv_loss(pool, params, record):
+    image, label = record
+    h = pool(jnp.tanh(conv2d(params["k1"], params["b1"], image)))
+    h = jax.nn.softplus(conv2d(params["k2"], None, h, stride=2))
+    z = dense(params["w"], params["b"], h.reshape(-1))
+    return jax.nn.logsumexp(z) - z[label]
+
+
+def conv_params():
+    return {"k1": draw(0, 3, 2, 3, 3) / 4, "b1": draw(1, 3), "k2": draw(2, 4, 3, 2, 2) / 3, "w": draw(3, 3, 16) / 4, "b": draw(4, 3)}
+
+
+def words_loss(params, record):
+    words, label = record
+    h = jnp.tanh(embed(params["table"], words).mean(axis=0))
+    z = dense(params["w"], None, h)
+    return jax.nn.logsumexp(z) - z[label]
+
+
+def logistic_loss(params, record):
+    features, label = record
+    return jax.nn.softplus(-label * dense(params["w"], params["b"], features)[0])
+
+
+def bounded(params):
+    return 0.3 * sum(jnp.sum(x * x / (1 + x * x)) for x in jax.tree.leaves(params))
+
+
+labels = lambda k: jax.random.randint(jax.random.key(9), (N,), 0, k)
+LOGISTIC = ({"w": draw(0, 1, 6), "b": draw(1, 1)}, (draw(5, N, 6), jnp.sign(draw(6, N))))
+CASES = {
+    "tanh": (partial(mlp_loss, jnp.tanh), mlp_params(), (draw(5, N, 6), labels(4))),
+    "softplus": (partial(mlp_loss, jax.nn.softplus), mlp_params(), (draw(5, N, 6), labels(4))),
+    "sigmoid": (partial(mlp_loss, jax.nn.sigmoid), mlp_params(), (draw(5, N, 6), labels(4))),
+    "relu": (partial(mlp_loss, jax.nn.relu), mlp_params(), (draw(5, N, 6), labels(4))),
+    "gelu": (partial(mlp_loss, jax.nn.gelu), mlp_params(), (draw(5, N, 6), labels(4))),
+    "max pool": (partial(conv_loss, max_pool), conv_params(), (draw(5, N, 2, 11, 11), labels(3))),
+    "average pool": (partial(conv_loss, avg_pool), conv_params(), (draw(5, N, 2, 11, 11), labels(3))),
+    "embedding": (
+        words_loss,
+        {"table": draw(0, 5, 3), "w": draw(1, 4, 3)},
+        (jax.random.randint(jax.random.key(8), (N, 6), 0, 5), labels(4)),
+    ),
+    "logistic": (logistic_loss, *LOGISTIC),
+    "regularised": (Regularised(logistic_loss, bounded), *LOGISTIC),
+    "regularised mlp": (Regularised(partial(mlp_loss, jnp.tanh), bounded), mlp_params(), (draw(5, N, 6), labels(4))),
+}
+
+
+def apart(params, distance):
+    step = jax.tree.map(lambda leaf: draw(leaf.size, *leaf.shape), params)
+    scale = distance / np.linalg.norm(flat(step))
+    return jax.tree.map(lambda a, b: a + scale * b, params, step)
+
+
+def relative(got, want):
+    return np.linalg.norm(flat(got) - flat(want)) / np.linalg.norm(flat(want))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("coefficients", [(1.0,), (1.0, -1.0), (1.4, -0.4)])
+def test_both_engines_equal_the_float64_definition_near_and_far(case, coefficients):
+    loss, y, records = CASES[case]
+    weights = jnp.abs(draw(7, N))
+    run = {e: jax.jit(partial(clipped_sum, loss, engine=e, microbatch=10)) for e in ENGINES}
+    for distance in (1e-6, 1e-3, 1.0):
+        points = [apart(y, distance), y][: len(coefficients)]
+        _, norms = reference(loss, points, coefficients, records, weights, 1.0)
+        clip = np.median(norms)
+        want, _ = reference(loss, points, coefficients, records, weights, clip)
+        for engine in ENGINES:
+            got = run[engine](points, coefficients, records, weights, clip)
+            assert relative(got, want) < 1e-5, (engine, distance)
+
+
+def test_three_points():
+    loss, y, records = CASES["tanh"]
+    points, coefficients = [apart(y, 1e-5), apart(y, 0.3), y], (1.0, 0.5, -1.2)
+    want, _ = reference(loss, points, coefficients, records, np.ones(N), 0.5)
+    for engine in ENGINES:
+        assert relative(clipped_sum(loss, points, coefficients, records, jnp.ones(N), 0.5, engine=engine), want) < 1e-5
+
+
+def test_plain_subtraction_would_fail_where_the_difference_does_not():
+    """The reason for difference.py: the same comparison with grad(x) - grad(y) is off by far more than 1e-5."""
+    loss, y, records = CASES["tanh"]
+    x = apart(y, 1e-6)
+    want, _ = reference(loss, [x, y], (1.0, -1.0), records, np.ones(N), np.inf)
+    total = lambda p: jnp.sum(jax.vmap(partial(loss, p))(records))
+    assert relative(jax.tree.map(jnp.subtract, jax.grad(total)(x), jax.grad(total)(y)), want) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [jnp.exp, jnp.log, jnp.sqrt, jnp.square, jnp.sin, jnp.cos, jnp.log1p, jnp.abs, jax.nn.gelu, jax.nn.silu, jnp.max,
+     lambda x: x**3, lambda x: x**-2, lambda x: x**2.5, lambda x: jnp.sort(x)[1], jax.scipy.special.erf, jnp.arctan,
+     lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (1,), "VALID"), lambda x: jnp.cumsum(x) / x,
+     lambda x: lax.fori_loop(0, 3, lambda _, v: jnp.tanh(v), x), jnp.linalg.norm],
+)  # fmt: skip
+@pytest.mark.parametrize("distance", [1e-6, 1e-2, 0.5])
+def test_difference_of_any_function(function, distance):
+    y = jnp.array([0.7, 1.9, 0.31, 2.6])
+    x = y + distance * jnp.array([0.3, 1.0, -0.5, 0.2])
+    with jax.enable_x64(True):
+        a, b = (function(jnp.asarray(np.asarray(p, np.float64))) for p in (x, y))
+        want = np.asarray(a - b)
+    base, delta = difference(function, x, y)
+    np.testing.assert_allclose(base, function(y), rtol=1e-6)
+    # Functions without an identity of their own reach what tangents and subtraction can.
+    np.testing.assert_allclose(delta, want, rtol=1e-4, atol=1e-6 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", ["relu", "max pool", "embedding", "regularised"])
+def test_padding_and_non_finite_records_contribute_nothing(engine, case):
+    loss, params, (features, targets) = CASES[case]
+    weights = jnp.ones(N).at[3].set(0).at[N - 1].set(0)
+    clean = clipped_sum(loss, [params], [1.0], (features, targets), weights.at[5].set(0), 0.7, engine=engine)
+    if features.dtype == jnp.int32:
+        dirty = features.at[3].set(10**6).at[N - 1].set(-7)
+        weights = weights.at[5].set(0)
+    else:
+        dirty = features.at[3].set(jnp.nan).at[N - 1].set(jnp.inf).at[5].set(jnp.nan)
+    for points, coefficients in (([params], [1.0]), ([params, apart(params, 1e-3)], [1.0, 0.0])):
+        got = clipped_sum(loss, points, coefficients, (dirty, targets), weights, 0.7, engine=engine, microbatch=8)
+        assert np.isfinite(flat(got)).all()
+        assert relative(got, clean) < 2e-6
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_overflow_inside_the_loss_is_a_non_finite_record(engine):
+    loss = lambda p, r: jnp.exp(dense(p, None, r)[0])
+    records = jnp.array([[0.1], [1e3], [0.2]])
+    got = clipped_sum(loss, [jnp.ones((1, 1))], [1.0], records, jnp.ones(3), jnp.inf, engine=engine)
+    np.testing.assert_allclose(got, 0.1 * np.exp(0.1) + 0.2 * np.exp(0.2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_clip_zero_infinite_and_zero_gradients(engine):
+    loss, params, records = CASES["tanh"]
+    run = partial(clipped_sum, loss, [params], [1.0], records, jnp.ones(N), engine=engine)
+    assert not flat(run(0.0)).any()
+    want, _ = reference(loss, [params], [1.0], records, np.ones(N), np.inf)
+    assert relative(run(jnp.inf), want) < 1e-5
+    for clip in (0.0, 1.0, jnp.inf):
+        same = clipped_sum(loss, [params, params], [1.0, -1.0], records, jnp.ones(N), clip, engine=engine)
+        assert not flat(same).any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_vmap_over_silos_and_settings_inside_a_compiled_loop(engine):
+    loss, y, records = CASES["softplus"]
+    x = apart(y, 0.1)
+    silos = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf[::-1], jnp.roll(leaf, 3, 0)]), records)
+    weights = jnp.abs(draw(3, 3, N))
+    one = partial(clipped_sum, loss, engine=engine, microbatch=9)
+
+    @jax.jit
+    def run(clips):
+        def body(_, total):
+            answer = lambda clip: jax.vmap(lambda r, w: one([x, y], [1.0, -1.0], r, w, clip))(silos, weights)
+            return lax.cond(total["b2"].sum() >= -1e9, lambda: jax.vmap(answer)(clips), lambda: total)
+
+        return lax.fori_loop(0, 1, body, jax.tree.map(lambda leaf: jnp.zeros((2, 3, *leaf.shape)), y))
+
+    got = run(jnp.array([0.01, 0.2]))
+    for i, clip in enumerate((0.01, 0.2)):
+        for j in range(3):
+            silo = jax.tree.map(lambda leaf, j=j: leaf[j], silos)
+            want, _ = reference(loss, [x, y], [1.0, -1.0], silo, weights[j], clip)
+            assert relative(jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], got), want) < 1e-5
+
+
+def clip_of_the_mean(loss, points, coefficients, records, weights, clip, **_):
+    """The classical bug: n times the clipped mean moves by far more than one record may."""
+    total = clipped_sum(loss, points, coefficients, records, weights, jnp.inf)
+    size = np.linalg.norm(flat(total)) / N
+    return jax.tree.map(lambda leaf: leaf * min(1.0, clip / size), total)
+
+
+def largest_move(primitive, case, seed, log_clip, scale, engine, two_points):
+    """|change of the sum| / clip when one record is replaced by an outlier."""
+    loss, params, (features, targets) = CASES[case]
+    clip = float(10.0**log_clip)
+    j = seed % N
+    other = features.at[j].set(scale * draw(seed, *features.shape[1:]))
+    points, coefficients = ([params, apart(params, 1e-2)], [1.0, -1.0]) if two_points else ([params], [1.0])
+    run = lambda f: flat(primitive(loss, points, coefficients, (f, targets), jnp.ones(N), clip, engine=engine))
+    return np.linalg.norm(run(other) - run(features)) / clip
+
+
+jitted = jax.jit(clipped_sum, static_argnums=0, static_argnames=("engine", "microbatch"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=st.sampled_from(["relu", "logistic", "regularised"]),
+    seed=st.integers(0, 10_000),
+    log_clip=st.floats(-4, 0),
+    scale=st.floats(0.01, 1e4),
+    engine=st.sampled_from(ENGINES),
+    two_points=st.booleans(),
+)
+def test_one_record_moves_the_sum_by_at_most_twice_the_clip(case, seed, log_clip, scale, engine, two_points):
+    assert largest_move(jitted, case, seed, log_clip, scale, engine, two_points) <= 2 * (1 + 1e-3)
+
+
+def test_the_sensitivity_property_catches_a_clip_of_the_mean():
+    assert largest_move(clip_of_the_mean, "relu", 4, -0.3, 1e3, "general", False) > 2 * (1 + 1e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    case=st.sampled_from(["relu", "max pool", "regularised mlp", "logistic"]),
+    seed=st.integers(0, 10_000),
+    log_clip=st.floats(-6, 1),
+    log_distance=st.floats(-7, 0),
+    engine=st.sampled_from(ENGINES),
+)
+def test_one_clipped_contribution_is_at_most_the_clip(case, seed, log_clip, log_distance, engine):
+    loss, params, records = CASES[case]
+    one = jax.tree.map(lambda leaf: leaf[seed % N][None], records)
+    points, clip = [apart(params, 10.0**log_distance), params], 10.0**log_clip
+    got = jitted(loss, points, [1.0, -1.0], one, jnp.ones(1), clip, engine=engine)
+    assert np.linalg.norm(flat(got)) <= clip * (1 + 1e-5)
+
+
+def test_a_penalty_that_nearly_cancels_the_gradient_is_still_clipped():
+    """|g|^2 + 2 g.r + |r|^2 in float32 may come out as 0 when g = -r up to rounding; the clip must hold anyway."""
+    record = (draw(5, 1, 6), jnp.ones(1))
+    params = LOGISTIC[0]
+    gradient = jax.tree.map(lambda g: g * (1 + 3e-4), jax.grad(logistic_loss)(params, (record[0][0], record[1][0])))
+    opposite = lambda p: -sum(jnp.vdot(g, p[k]) for k, g in gradient.items())
+    got = clipped_sum(Regularised(logistic_loss, opposite), [params], [1.0], record, jnp.ones(1), 1e-6, engine="structured")
+    assert 0 < np.linalg.norm(flat(got)) <= 1e-6 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", ["tanh", "max pool", "embedding"])
+def test_factors_sum_to_the_clipped_sum_and_can_be_replaced_one_by_one(engine, case):
+    loss, params, records = CASES[case]
+    weights = jnp.abs(draw(7, N)).at[2].set(0)
+    other = apart(params, 0.5)
+    table = record_factors(loss, params, records, weights, 0.4, engine=engine)
+    assert all(leaf.shape[0] == N for leaf in jax.tree.leaves(table))
+    assert relative(sum_factors(params, table, weights), clipped_sum(loss, [params], [1.0], records, weights, 0.4)) < 1e-5
+    few = jax.tree.map(lambda leaf: leaf[4:9], records)
+    fresh = record_factors(loss, other, few, weights[4:9], 0.4, engine=engine)
+    table = jax.tree.map(lambda old, new: old.at[4:9].set(new), table, fresh)
+    seen = jnp.zeros(N).at[4:9].set(1.0)
+    want = clipped_sum(loss, [other], [1.0], records, weights * seen, 0.4)
+    want = jax.tree.map(jnp.add, want, clipped_sum(loss, [params], [1.0], records, weights * (1 - seen), 0.4))
+    assert relative(sum_factors(params, table, weights), want) < 1e-5
+
+
+def test_factors_of_a_regularised_loss_are_plain_gradients():
+    loss, params, records = CASES["regularised"]
+    table = record_factors(loss, params, records, jnp.ones(N), 0.4)
+    assert relative(sum_factors(params, table, jnp.ones(N)), clipped_sum(loss, [params], [1.0], records, jnp.ones(N), 0.4)) < 1e-5
+    with pytest.raises(ValueError, match="engine: structured"):
+        record_factors(loss, params, records, jnp.ones(N), 0.4, engine="structured")
+
+
+def test_per_record_vectors_add_up():
+    loss, y, records = CASES["sigmoid"]
+    x = apart(y, 1e-3)
+    each = per_record(loss, [x, y], [1.4, -0.4], records, 0.3)
+    assert relative(jax.tree.map(lambda g: g.sum(0), each), clipped_sum(loss, [x, y], [1.4, -0.4], records, jnp.ones(N), 0.3)) < 1e-5
+    norms = np.linalg.norm([flat(jax.tree.map(lambda g, j=j: g[j], each)) for j in range(N)], axis=1)
+    assert norms.max() <= 0.3 * (1 + 1e-5)
+
+
+def shared_weight(p, r):
+    return jnp.sum(dense(p["w"], None, jnp.tanh(dense(p["w"], None, r))))
+
+
+def weight_outside(p, r):
+    return jnp.sum(dense(p["w"], None, r)) * jnp.sum(p["w"])
+
+
+def jitted_inside(p, r):
+    return jax.jit(lambda w, x: jnp.sum(jnp.tanh(dense(w, None, x))))(p["w"], r)
+
+
+@pytest.mark.parametrize(
+    ("loss", "engine", "reason"),
+    [
+        (shared_weight, "general", "['w'] is used by two layers"),
+        (weight_outside, "general", "['w'] is used outside"),
+        (lambda p, r: jnp.sum(jnp.tanh(p["w"] @ r)), "general", "['w'] is used outside"),
+        (lambda p, r: jnp.sum(dense(2 * p["w"], None, r)), "general", "['w'] is used outside"),
+        (lambda p, r: jnp.sum(jax.vmap(lambda x: dense(p["w"], None, x))(jnp.stack([r, r]))), "general", "stack"),
+        (jitted_inside, "structured", "network of 1 layer"),
+        (lambda p, r: jnp.sum(dense(jnp.ones((2, 3)), None, jnp.tanh(dense(p["w"], None, r)))), "structured", "1 layer"),
+    ],
+)
+def test_engine_is_chosen_with_a_reason_and_agrees_with_the_general_one(loss, engine, reason):
+    params, records = {"w": draw(0, 3, 3)}, draw(1, 5, 3)
+    chosen, why = engine_for(loss, params, records[0])
+    assert chosen == engine
+    assert reason in why
+    want, _ = reference(loss, [params], [1.0], records, np.ones(5), 1.0)
+    assert relative(clipped_sum(loss, [params], [1.0], records, jnp.ones(5), 1.0), want) < 1e-5
+    if engine == "general":
+        with pytest.raises(ValueError, match="engine: structured cannot take this loss"):
+            clipped_sum(loss, [params], [1.0], records, jnp.ones(5), 1.0, engine="structured")
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("engine", {"engine": "fast"}),
+        ("coefficients", {"coefficients": [1.0, 2.0]}),
+        ("microbatch", {"microbatch": 0}),
+        ("weights", {"weights": jnp.ones((N, 1))}),
+    ],
+)
+def test_bad_input_is_named(field, bad):
+    loss, params, records = CASES["tanh"]
+    options = {"points": [params], "coefficients": [1.0], "records": records, "weights": jnp.ones(N), "clip": 1.0}
+    with pytest.raises(ValueError, match=f"^{field}:"):
+        clipped_sum(loss, **{**options, **bad})
+
+
+@pytest.mark.parametrize("coefficients", [(1.0,), (1.0, -1.0)])
+def test_memory_does_not_grow_with_records_times_parameters(coefficients):
+    n = 4000
+    params = {"w1": jnp.zeros((64, 100)), "b1": jnp.zeros(64), "w2": jnp.zeros((4, 64)), "b2": jnp.zeros(4)}
+    records = (jax.ShapeDtypeStruct((n, 100), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.int32))
+    loss = partial(mlp_loss, jnp.tanh)
+    points = [params] * len(coefficients)
+
+    def temporary(engine, microbatch=None):
+        run = partial(clipped_sum, loss, coefficients=coefficients, clip=1.0, engine=engine, microbatch=microbatch)
+        lowered = jax.jit(lambda p, r, w: run(points=p, records=r, weights=w)).lower(points, records, jnp.ones(n))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    gradients = 4 * n * sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert temporary("structured") < gradients / 10
+    assert temporary("general") < gradients / 1.5
+    assert temporary("general", microbatch=n) > gradients / 1.5  # the check can fail

@@ -1,0 +1,153 @@
+"""Values computed independently of this library (0.5%), and the errata of the papers."""
+
+import math
+
+import pytest
+
+from silodp.privacy import paper
+from silodp.privacy.accountant import calibrate, calibrate_gdp, epsilon, optimal_share
+from silodp.privacy.events import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, two_level
+from silodp.privacy.gaussian import epsilon_of, mu_of
+
+within = lambda value: pytest.approx(value, rel=0.005)
+printed_digits = lambda value, digits: pytest.approx(value, abs=0.51 * 10**-digits)
+
+SILO = 1234  # records per silo in 001's MNIST experiment
+SILO_DELTA = 1 / SILO**2
+
+
+def test_gaussian_conversions():
+    assert mu_of(1, 1e-5) == pytest.approx(0.2681, abs=5e-5)
+    assert mu_of(3, 1e-5) == pytest.approx(0.71912, abs=5e-6)
+    assert epsilon_of(1e-5, 4) == pytest.approx(24.38, abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("restart", "printed", "exact"),
+    [
+        (1, (0.009383,), (0.007534,)),
+        (20, (0.002346, 0.020451), (0.001883, 0.016419)),
+        (200, (0.000742, 0.020929), (0.000596, 0.016803)),
+    ],
+)
+def test_diff2(restart, printed, exact):
+    values = math.ceil(2000 / restart)
+    releases = [Releases("value", values, Full()), Releases("difference", 2000 - values, Full())]
+    noise = calibrate(releases, 3, 1e-5, {"value": 0.8, "difference": 0.2})
+    stds = [noise[stream] * 2 / 16510 for stream in ("value", "difference")]
+    assert stds[: len(exact)] == [within(std) for std in exact]
+    told = paper.diff2(3, 1e-5, 2000, restart)
+    assert [m * 2 / 16510 for m in told.multipliers.values()] == [within(std) for std in printed]
+
+
+def test_diff2_wastes_a_fifth():
+    assert paper.diff2(3, 1e-5, 2000, 20).true_epsilon == pytest.approx(2.341, abs=5e-4)
+    assert paper.diff2(5, 1e-5, 2000, 20).true_epsilon == pytest.approx(3.940, abs=5e-4)
+    assert not paper.diff2(5, 1e-5, 2000, 20).violated
+
+
+def test_spider():
+    told = paper.spider(1, SILO_DELTA, 51, 3)
+    assert [part.releases.count for part in told.spent] == [17, 34]
+    assert told.multipliers["value"] * 2 / SILO == within(0.0499)
+    assert told.multipliers["difference"] * 4 / SILO == within(0.1730)
+    assert told.true_epsilon == within(0.729)
+    releases = [Releases("value", 17, Full()), Releases("difference", 34, Full())]
+    noise = calibrate(releases, 1, SILO_DELTA, {"value": 0.6, "difference": 0.4})
+    assert noise["value"] * 2 / SILO == within(0.0372)
+    assert noise["difference"] * 4 / SILO == within(0.1288)
+
+
+def test_soteria_a9a():
+    std = lambda sampling, batch: calibrate([Releases("value", 2000, sampling)], 1, 1e-3)["value"] * 1.0 / batch
+    assert std(Poisson(10 / 3256), 10) == within(0.04164)
+    assert std(Full(), 3256) == within(0.03536)
+    assert std(Masked(6, 123), 3256) == within(0.00891)
+
+
+@pytest.mark.parametrize(("uses", "fixed", "poisson"), [(1800, 1.972, 1.187), (2000, 2.030, 1.244)])
+def test_local_steps(uses, fixed, poisson):
+    noise = lambda sampling: 2 * calibrate([Releases("local", uses, sampling)], 3, 1e-5)["local"]
+    assert noise(FixedSize(16, 1651)) == within(fixed)
+    assert noise(Poisson(16 / 1651)) == within(poisson)
+
+
+def test_bvr_local_bound_of_the_paper():
+    assert 2 * paper.bvr_local(3, 1e-5, 2000, 16, 1651) == within(3.35)
+    whole = paper.bvr(3, 1e-5, 2000, 20, 10, 16, 1651, 10)
+    assert set(whole.multipliers) == {"value", "difference", "local"}
+    assert not whole.violated
+
+
+@pytest.mark.parametrize(("claim", "true"), [(12, 12.1), (18, 20.0)])
+def test_e11_spider_spends_more_than_one_budget(claim, true):
+    assert paper.spider(claim, SILO_DELTA, 51, 4).true_epsilon == printed_digits(true, 1)
+    assert paper.spider(claim, SILO_DELTA, 51, 4).violated
+
+
+@pytest.mark.parametrize(("claim", "true"), [(12, 13.2), (15, 17.6)])
+def test_e12_prox_sgd_halves_its_variance(claim, true):
+    assert paper.prox_sgd(claim, 1e-5, 50).true_epsilon == printed_digits(true, 1)
+
+
+@pytest.mark.parametrize(("claim", "true"), [(3, 4.4), (6, 13.9), (18, 81)])
+def test_e13_with_replacement(claim, true):
+    told = paper.mb_sgd(claim, SILO_DELTA, 25, SILO).spent[0].multiplier
+    batch = paper.lowy_batch(claim, 25, SILO)
+    assert paper.with_replacement_epsilon(batch, SILO, told, 25, SILO_DELTA) == pytest.approx(true, rel=0.01)
+
+
+def test_with_replacement_of_one_draw_is_sampling_one_record():
+    """With one draw there is no multiple use; then fixed size (an upper bound) is hardly larger."""
+    drawn = paper.with_replacement_epsilon(1, 50, 0.7, 20, 1e-5)
+    fixed = epsilon([Spent(Releases("value", 20, FixedSize(1, 50)), 0.7)], 1e-5)
+    assert 0.97 * fixed < drawn <= fixed
+
+
+@pytest.mark.parametrize(
+    ("claim", "rounds", "batch", "true"), [(1, 25, 10, 42.6), (5, 100, 52, 25.1), (10, 150, 104, 29.1)]
+)
+def test_e24_soteria_constant(claim, rounds, batch, true):
+    told = paper.soteria(claim, 1e-3, rounds, batch, 3256, "sgd")
+    assert told.true_epsilon == printed_digits(true, 1)
+    assert told.violated
+    assert told.multipliers == paper.cdp_sgd(claim, 1e-3, rounds, batch, 3256).multipliers
+
+
+@pytest.mark.parametrize(("rho", "true"), [(4, 24.4), (8, 65.3), (16, 195.4)])
+def test_e31_mu2_in_epsilon(rho, true):
+    told = paper.mu2(rho, 1e-5, 600)
+    assert told.true_epsilon == printed_digits(true, 1)
+    assert told.true_epsilon == pytest.approx(told.claim, rel=1e-9)
+    releases = [Releases("value", 600, Full())]
+    assert calibrate_gdp(releases, rho)["value"] == pytest.approx(told.multipliers["value"])
+
+
+def test_soteria_variance_reduction_uses_both_levels():
+    told = paper.soteria(10, 1e-3, 150, 54, 3256, "svrg")
+    bound, _ = two_level(1.0, 54, 3256)
+    std = math.sqrt(48 * 2 * 150 * math.log(1e3)) / (3256 * 10)
+    assert told.multipliers["value"] * bound == pytest.approx(std)
+    assert paper.soteria(10, 1e-3, 150, 54, 3256, "saga").multipliers == told.multipliers
+    assert told.violated
+
+
+def test_remaining_papers_keep_their_claims():
+    """Loose bounds: the printed noise is enough once batches are drawn by coins."""
+    assert not paper.prox_svrg(3, 1e-5, 5, 100, 1000).violated
+    assert paper.prox_svrg(3, 1e-5, 5, 100, 1000, restarts=2).spent[1].releases.count == 100
+    assert not paper.alternate_spider(3, SILO_DELTA, 50, SILO).violated
+    assert not paper.local_sgd(3, SILO_DELTA, 50, 5, SILO).violated
+    assert not paper.soteria(1, 1e-3, 25, 10, 3256, "gd").violated
+
+
+def test_one_pass_costs_one_release():
+    once = epsilon([Spent(Releases("value", 1, Full()), 2.0)], 1e-5)
+    assert epsilon([Spent(Releases("value", 50, Disjoint()), 2.0)], 1e-5) == once
+
+
+def test_optimal_share_minimises_the_error():
+    """Noise variance of stream i is A_i n_i / share_i: compare with a scan."""
+    share = optimal_share(100, 1900, 1.0, 0.02)
+    error = lambda s: 1.0 * 100 / s + 0.02 * 1900 / (1 - s)
+    assert error(share) <= min(error(s / 1000) for s in range(1, 1000))
