@@ -94,7 +94,7 @@ def test_convolution_agrees_with_closed_form():
 def test_selection_agrees_with_dp_accounting():
     run = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(20.0), 50)
     for mean, shape in ((10.0, 1.0), (30.0, 0.0), (5.0, 2.5), (20.0, math.inf)):
-        event = dp_accounting.RepeatAndSelectDpEvent(run, mean, shape)
+        event = dp_accounting.dp_event.RepeatAndSelectDpEvent(run, mean, shape)
         orders = list(accountant.ORDERS)
         library = RdpAccountant(orders, REPLACE).compose(event).get_epsilon(1e-5)
         ours = selection_epsilon([spent(Full(), 20.0, 50)], 1e-5, Trials(mean, shape))
@@ -217,9 +217,7 @@ def test_mixed_composition_of_gaussians_by_convolution_is_the_closed_form():
 
     parts = [spent(Full(), 30.0, 300), spent(Opaque(), 5.0, 20, "other")]
     exact = gaussian.epsilon_of(1e-6, math.hypot(math.sqrt(300) / 30, math.sqrt(20) / 5))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Opaque, "pld", lambda self, m, c, i: mirrored((1.0,), (math.sqrt(c) / m / 2,)).pld(i))
-        assert exact <= accountant.epsilon(parts, 1e-6) <= exact * 1.001
+    assert exact <= accountant.epsilon(parts, 1e-6) <= exact * 1.001
 
 
 def test_counting_one_by_one_is_counting_together():
@@ -334,7 +332,8 @@ def test_remaining_is_the_last_that_fits(sampling):
 
 def test_group_privacy():
     gaussian_run = [spent(Full(), 50.0, 20)]
-    assert accountant.group_epsilon(gaussian_run, 1e-5, 5) == accountant.epsilon([spent(Full(), 10.0, 20)], 1e-5)
+    larger = accountant.epsilon([spent(Full(), 10.0, 20)], 1e-5)
+    assert accountant.group_epsilon(gaussian_run, 1e-5, 5) == pytest.approx(larger)
     sampled = [spent(Poisson(0.01), 2.0, 100)]
     one, three = accountant.epsilon(sampled, 1e-5), accountant.group_epsilon(sampled, 1e-5, 3)
     assert accountant.group_epsilon(sampled, 1e-5, 1) == pytest.approx(one, rel=1e-3)
@@ -377,7 +376,7 @@ def test_larger_rate_costs_more(batch, multiplier, count):
         assert cheap <= dear * (1 + 1e-3) + 1e-9
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.floats(0.01, 0.9), st.floats(0.5, 5), st.integers(2, 50))
 def test_renyi_route_is_above_the_convolution(rate, multiplier, count):
     from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon

@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from silodp.privacy import paper
+from silodp.privacy import accountant, paper
 from silodp.privacy.accountant import calibrate, calibrate_gdp, epsilon, optimal_share
 from silodp.privacy.events import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, two_level
 from silodp.privacy.gaussian import epsilon_of, mu_of
+from silodp.privacy.mixture import mirrored
 
 within = lambda value: pytest.approx(value, rel=0.005)
 printed_digits = lambda value, digits: pytest.approx(value, abs=0.51 * 10**-digits)
@@ -139,6 +140,16 @@ def test_remaining_papers_keep_their_claims():
     assert not paper.alternate_spider(3, SILO_DELTA, 50, SILO).violated
     assert not paper.local_sgd(3, SILO_DELTA, 50, 5, SILO).violated
     assert not paper.soteria(1, 1e-3, 25, 10, 3256, "gd").violated
+
+
+def test_goldens_notice_a_forgotten_factor_two(monkeypatch):
+    """Seeded mistake: the record removed (shift C) where it is replaced (shift 2C)."""
+    halved = lambda self, m: mirrored((1 - self.sampling_rate, self.sampling_rate), (0.0, 1 / (4 * m)))
+    monkeypatch.setattr(Poisson, "pair", halved)
+    accountant._composed.cache_clear()
+    noise = 2 * calibrate([Releases("local", 2000, Poisson(16 / 1651))], 3, 1e-5)["local"]
+    accountant._composed.cache_clear()
+    assert noise == within(1.244 / 2)
 
 
 def test_one_pass_costs_one_release():
