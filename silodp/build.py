@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from silodp.algorithms import build_algorithm, find
-from silodp.channels import Channel, TrustedServer, UntrustedServer
-from silodp.config import Config, ConfigError, ModelConfig
+from silodp.channels import Channel, CompressedServer, TrustedServer, UntrustedServer
+from silodp.compressors import Compressor, build_compressor
+from silodp.config import AlgorithmConfig, Config, ConfigError, ModelConfig
 from silodp.core import Algorithm, Stream
 from silodp.data import FederatedData
 from silodp.models import Model, build_model
@@ -71,9 +72,44 @@ def assemble(
     model = model or model_of(config.model, facts)
     algorithm = checked_algorithm(config, facts.sizes, facts.names)
     noise = {stream: jnp.asarray(values, jnp.float32) for stream, values in multipliers.items()}
-    channel = CHANNELS[config.privacy.trust](noise)
     objective = build_objective(model, example(facts), config.model.engine)
+    channel = channel_of(config, noise, algorithm, objective.parameters)
     return Assembled(config, facts, objective, algorithm, channel)
+
+
+def channel_of(config: Config, noise: dict[str, Any], algorithm: Algorithm, parameters: int) -> Channel:
+    compression = compression_of(config.algorithm, config.privacy.trust, parameters)
+    if compression is None:
+        return CHANNELS[config.privacy.trust](noise)
+    compressor, shifted = compression
+    streams = tuple(stream.name for stream in algorithm.releases(0, (1,), range(1)))
+    return CompressedServer(noise, compressor=compressor, shifted=shifted, streams=streams)
+
+
+def compression_of(options: AlgorithmConfig, trust: str, parameters: int) -> tuple[Compressor, bool] | None:
+    """The compressor and whether it works against a shift; None: messages are sent as they are."""
+    implied = find(options.name).compression
+    if options.compressor is None:
+        if implied in ("plain", "shifted"):
+            raise ConfigError(
+                f"algorithm.compressor is missing: {options.name} needs one of identity, rand-k, qsgd, natural"
+            )
+        return None
+    if implied == "none":
+        raise ConfigError(f"algorithm.compressor = {options.compressor!r}: {options.name} sends uncompressed messages")
+    if trust != "untrusted":
+        raise ConfigError(
+            f"algorithm.compressor = {options.compressor!r}: needs privacy.trust = 'untrusted', where a message is "
+            "private before it is compressed"
+        )
+    if options.shifted is not None and implied in ("plain", "shifted") and options.shifted != (implied == "shifted"):
+        raise ConfigError(f"algorithm.shifted = {options.shifted}: {options.name} compresses {implied}")
+    try:
+        compressor = build_compressor(options.compressor, options.keep, options.levels)
+        compressor.omega(parameters)
+    except ValueError as error:
+        raise ConfigError(f"algorithm.{error}") from None
+    return compressor, options.shifted if options.shifted is not None else implied == "shifted"
 
 
 def checked_algorithm(config: Config, sizes: Sequence[int], names: Sequence[str]) -> Algorithm:
@@ -89,7 +125,12 @@ def checked_algorithm(config: Config, sizes: Sequence[int], names: Sequence[str]
         )
     if options.participation is not None and options.participation > len(sizes):
         raise ConfigError(f"algorithm.participation = {options.participation} exceeds the {len(sizes)} silos")
-    algorithm = build_algorithm(options)
+    if options.participation not in (None, len(sizes)) and entry.everyone:
+        raise ConfigError(
+            f"algorithm.participation = {options.participation}: {options.name} needs all {len(sizes)} silos "
+            "in every round; leave it out"
+        )
+    algorithm = build_algorithm(options, len(sizes))
     for i, (name, size) in enumerate(zip(names, sizes, strict=True)):
         for stream in algorithm.releases(i, tuple(sizes), range(options.rounds)):
             stream.batch.check(name, size)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from silodp.config import Config, ConfigError, load_config
+from silodp.config import ConfigError, load_config
 
 app = typer.Typer(
     help="Train one model across silos with record-level differential privacy.",
@@ -115,7 +115,9 @@ def list_(json_: AsJson = False) -> None:
             "private": entry.private,
             "summary": entry.summary,
             "paper": entry.paper,
-            "theorem": entry.theorem,
+            "proved": entry.proved,
+            "rate": entry.rate,
+            "gradients_per_round": entry.cost,
         }
         for name, entry in REGISTRY.items()
     ]
@@ -123,9 +125,10 @@ def list_(json_: AsJson = False) -> None:
         tree = {"algorithms": rows, "datasets": sorted(DATASETS), "partitions": sorted(PARTITIONS)}
         print(json.dumps(tree, indent=2))
         return
-    table = Table("algorithm", "trust", "what it does", "paper", "theorem")
+    table = Table("algorithm", "trust (theorem)", "what it does", "paper", "rate", "record gradients a round")
     for row in rows:
-        table.add_row(row["name"], ", ".join(row["trust"]), row["summary"], row["paper"], row["theorem"])
+        trusts = ", ".join(f"{t} ({row['proved'].get(t, 'unproved')})" for t in row["trust"])
+        table.add_row(row["name"], trusts, row["summary"], row["paper"], row["rate"], row["gradients_per_round"])
     console.print(table)
     console.print(f"datasets: {', '.join(sorted(DATASETS))}", markup=False)
     console.print(f"partitions: {', '.join(sorted(PARTITIONS))}", markup=False)

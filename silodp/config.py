@@ -8,7 +8,9 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 Trust = Literal["trusted", "untrusted"]
 
@@ -20,61 +22,75 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and "bool" not in str(annotation):
+            raise ValueError("true and false are for switches; give a number or text")
+        return value
+
 
 class DataConfig(Section):
     """Where records come from and which silo holds which."""
 
     source: str | list[str] | None = Field(
-        None, description="a dataset's name, a file, a folder or pattern with one file per silo, or a list of files"
+        default=None,
+        description="a dataset's name, a file, a folder or pattern with one file per silo, or a list of files",
     )
-    silos: int | None = Field(None, ge=1, description="number of silos a single table is divided into")
-    partition: str | None = Field(None, description="iid, by-label, by-class, label-pairs, dirichlet, round-robin")
-    records: int | None = Field(None, ge=1, description="records of each silo (for `account`, or to cut silos)")
-    sizes: list[int] | None = Field(None, description="records of each silo, when they differ")
-    target: str | None = Field(None, description="name of the target column")
-    silo_column: str | None = Field(None, description="column that says which silo a row belongs to")
+    silos: int | None = Field(default=None, ge=1, description="number of silos a single table is divided into")
+    partition: str | None = Field(
+        default=None, description="iid, by-label, by-class, label-pairs, dirichlet, round-robin"
+    )
+    records: int | None = Field(default=None, ge=1, description="records of each silo (for `account`, or to cut silos)")
+    sizes: list[int] | None = Field(default=None, description="records of each silo, when they differ")
+    target: str | None = Field(default=None, description="name of the target column")
+    silo_column: str | None = Field(default=None, description="column that says which silo a row belongs to")
     task: Literal["classification", "regression"] | None = None
-    alpha: float | None = Field(None, gt=0, description="concentration of the dirichlet partition")
-    preprocess: list[str] = Field([], description='steps in order, e.g. ["standardise", "pca:50", "bias"]')
-    test: float | str | None = Field(None, description="share of records held out for the test, or a file of them")
-    classes: list[str | int] | None = Field(None, description="the labels, when known beforehand")
-    per_class: int | None = Field(None, ge=1, description="keep the first so many records of each class")
-    limit: int | None = Field(None, ge=1, description="keep so many records, drawn by `seed`")
-    seed: int = Field(0, ge=0, description="public seed of split, subsample and partition")
+    alpha: float | None = Field(default=None, gt=0, description="concentration of the dirichlet partition")
+    preprocess: list[str] = Field(default=[], description='steps in order, e.g. ["standardise", "pca:50", "bias"]')
+    test: float | str | None = Field(
+        default=None, description="share of records held out for the test, or a file of them"
+    )
+    classes: list[str | int] | None = Field(default=None, description="the labels, when known beforehand")
+    per_class: int | None = Field(default=None, ge=1, description="keep the first so many records of each class")
+    limit: int | None = Field(default=None, ge=1, description="keep so many records, drawn by `seed`")
+    seed: int = Field(default=0, ge=0, description="public seed of split, subsample and partition")
 
 
 class ModelConfig(Section):
     """The model: what a record's loss is."""
 
     kind: str = Field(
-        "logistic", description="linear, ridge, logistic, softmax, mlp, cnn, or MODULE:FUNCTION returning a Model"
+        default="logistic",
+        description="linear, ridge, logistic, softmax, mlp, cnn, or MODULE:FUNCTION returning a Model",
     )
-    hidden: list[int] = Field([], description="widths of the hidden layers of an mlp")
-    activation: str | None = Field(None, description="softplus, sigmoid, relu, tanh")
-    loss: str | None = Field(None, description="squared or cross-entropy (mlp)")
-    regulariser: float = Field(0.0, ge=0, description="strength of ridge's |x|^2/2 or logistic's x^2/(1+x^2)")
+    hidden: list[int] = Field(default=[], description="widths of the hidden layers of an mlp")
+    activation: str | None = Field(default=None, description="softplus, sigmoid, relu, tanh")
+    loss: str | None = Field(default=None, description="squared or cross-entropy (mlp)")
+    regulariser: float = Field(default=0.0, ge=0, description="strength of ridge's |x|^2/2 or logistic's x^2/(1+x^2)")
     bias: bool = True
     initial: Literal["default", "zeros", "normal"] = "default"
-    initial_scale: float | None = Field(None, gt=0, description="standard deviation for initial = normal")
+    initial_scale: float | None = Field(default=None, gt=0, description="standard deviation for initial = normal")
     engine: Literal["auto", "structured", "general"] = "auto"
-    parameters: int | None = Field(None, ge=1, description="d, where `account` has no model to ask")
+    parameters: int | None = Field(default=None, ge=1, description="d, where `account` has no model to ask")
 
 
 class PrivacyConfig(Section):
     """Who is trusted, and the target. Without epsilon, gdp or multipliers the run is not private."""
 
     trust: Trust = "untrusted"
-    epsilon: float | None = Field(None, gt=0)
-    delta: float = Field(1e-5, gt=0, lt=1)
-    gdp: float | None = Field(None, gt=0, description="a Gaussian-DP mu in place of epsilon and delta")
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    gdp: float | None = Field(default=None, gt=0, description="a Gaussian-DP mu in place of epsilon and delta")
     multipliers: dict[str, float] | None = Field(
-        None, description="noise std over sensitivity, by stream: epsilon follows"
+        default=None, description="noise std over sensitivity, by stream: epsilon follows"
     )
     calibration: Literal["exact", "paper"] = "exact"
     split: float | Literal["optimal"] | None = Field(
-        None, description="share of mu^2 given to the value stream (0.8 is DIFF2's u = 1.25), or optimal"
+        default=None, description="share of mu^2 given to the value stream (0.8 is DIFF2's u = 1.25), or optimal"
     )
-    mask_amplification: bool = Field(False, description="account rand-k masks as hiding what they drop")
+    mask_amplification: bool = Field(default=False, description="account rand-k masks as hiding what they drop")
 
     @field_validator("split")
     @classmethod
@@ -95,7 +111,7 @@ class PrivacyConfig(Section):
     def _one_target(self) -> PrivacyConfig:
         given = [name for name in ("epsilon", "gdp", "multipliers") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are all given; give one of them")
+            raise ValueError(f"{' and '.join(given)} are given together; give one of them")
         return self
 
     @property
@@ -107,57 +123,85 @@ class AlgorithmConfig(Section):
     """The algorithm and its numbers; names as in the table of symbols in the docs."""
 
     name: str = "spider"
-    rounds: int = Field(50, ge=1)
-    step_size: float | None = Field(None, gt=0)
-    clip: float | None = Field(None, gt=0, description="C1: clip norm of a record's gradient")
-    clip_difference: float | None = Field(None, gt=0, description="C2: clip norm of a difference per unit |x - y|")
-    clip_local: float | None = Field(None, gt=0, description="C3: clip norm of a local difference per unit |x - y|")
-    capped: bool | None = Field(None, description="cap the clip of differences at 2 * clip")
-    restart: int | None = Field(None, ge=1, description="T: rounds between fresh gradients")
-    batch: int | None = Field(None, ge=1, description="b: records of a silo in a round; all when left out")
+    rounds: int = Field(default=50, ge=1)
+    step_size: float | None = Field(default=None, gt=0)
+    clip: float | None = Field(default=None, gt=0, description="C1: clip norm of a record's gradient")
+    clip_difference: float | None = Field(
+        default=None, gt=0, description="C2: clip norm of a difference per unit |x - y|"
+    )
+    clip_local: float | None = Field(
+        default=None, gt=0, description="C3: clip norm of a local difference per unit |x - y|"
+    )
+    capped: bool | None = Field(default=None, description="cap the clip of differences at 2 * clip")
+    restart: int | None = Field(default=None, ge=1, description="T: rounds between fresh gradients")
+    batch: int | None = Field(default=None, ge=1, description="b: records of a silo in a round; all when left out")
     sampling: Literal["full", "poisson", "fixed", "one-pass"] | None = None
-    batch_first: int | None = Field(None, ge=1, description="B0: batch of the first round")
-    batch_local: int | None = Field(None, ge=1, description="B2: batch of local steps")
-    local_steps: int | None = Field(None, ge=1, description="K: local steps")
-    momentum: float | None = Field(None, gt=0, le=1, description="beta")
-    snapshot_probability: float | None = Field(None, gt=0, le=1, description="p of SVRG")
-    epochs: int | None = Field(None, ge=1, description="epochs of prox-svrg between restarts of the whole")
-    diameter: float | None = Field(None, gt=0, description="D of mu2's ball")
-    gradient_bound: float | None = Field(None, gt=0, description="G")
-    smoothness: float | None = Field(None, gt=0, description="L")
-    participation: int | None = Field(None, ge=1, description="M: silos in a round; all when left out")
+    batch_first: int | None = Field(default=None, ge=1, description="B0: batch of the first round")
+    batch_local: int | None = Field(default=None, ge=1, description="B2: batch of local steps")
+    local_steps: int | None = Field(default=None, ge=1, description="K: local steps")
+    momentum: float | None = Field(default=None, gt=0, le=1, description="beta")
+    snapshot_probability: float | None = Field(default=None, gt=0, le=1, description="p of SVRG")
+    epochs: int | None = Field(default=None, ge=1, description="epochs of prox-svrg between restarts of the whole")
+    diameter: float | None = Field(default=None, gt=0, description="D of mu2's ball")
+    gradient_bound: float | None = Field(default=None, gt=0, description="G")
+    smoothness: float | None = Field(default=None, gt=0, description="L")
+    participation: int | None = Field(default=None, ge=1, description="M: silos in a round; all when left out")
     schedule: Literal["random", "fixed"] = Field(
-        "random", description="fixed: who takes part is drawn from the public seed beforehand, and only that is charged"
+        default="random",
+        description="fixed: who takes part is drawn from the public seed beforehand, and only that is charged",
     )
-    weights: Literal["equal", "size"] = Field("equal", description="weights of silos in the objective")
-    compressor: str | None = Field(None, description="identity, rand-k, qsgd, natural")
-    keep: int | None = Field(None, ge=1, description="k of rand-k")
-    levels: int | None = Field(None, ge=1, description="levels of qsgd")
-    shifted: bool | None = Field(None, description="compress against a running shift")
+    weights: Literal["equal", "size"] = Field(default="equal", description="weights of silos in the objective")
+    compressor: str | None = Field(default=None, description="identity, rand-k, qsgd, natural")
+    keep: int | None = Field(default=None, ge=1, description="k of rand-k")
+    levels: int | None = Field(default=None, ge=1, description="levels of qsgd")
+    shifted: bool | None = Field(default=None, description="compress against a running shift")
+    fused: bool | None = Field(default=None, description="one message a record and round instead of two (psgm)")
     prox: str | dict[str, str | float] = Field(
-        "none", description='none, or a table such as {kind = "l1", strength = 0.1}; see the docs for the kinds'
+        default="none", description='none, or a table such as {kind = "l1", strength = 0.1}; see the docs for the kinds'
     )
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> AlgorithmConfig:
+        if self.sampling in ("poisson", "fixed") and self.batch is None:
+            raise ValueError(f"sampling = {self.sampling!r} has no effect without a batch; give batch, or leave it out")
+        if self.sampling == "full" and self.batch is not None:
+            raise ValueError(f"batch = {self.batch} has no effect with sampling = 'full'; leave one of them out")
+        for option, compressor in (("keep", "rand-k"), ("levels", "qsgd")):
+            if getattr(self, option) is not None and self.compressor != compressor:
+                raise ValueError(f"{option} = {getattr(self, option)} has no effect without compressor = {compressor!r}")
+        if self.schedule == "fixed" and self.participation is None:
+            raise ValueError("schedule = 'fixed' has no effect when all silos take part; give participation")
+        return self
 
 
 class RunConfig(Section):
     """Seeds, reporting, and where the run's directory goes."""
 
-    seed: int = Field(0, ge=0, description="seed of the simulation; never used for what leaves a silo for real")
-    every: int | None = Field(None, ge=1, description="rounds between history rows")
+    seed: int = Field(default=0, ge=0, description="seed of the simulation; never used for what leaves a silo for real")
+    every: int | None = Field(default=None, ge=1, description="rounds between history rows")
     output: str = "runs"
     mode: Literal["simulation", "messages"] = "simulation"
     test_seed: bool = Field(
-        False, description="message mode: silos derive their noise from `seed`, as the simulation does; not private"
+        default=False,
+        description="message mode: silos derive their noise from `seed`, as the simulation does; not private",
     )
+
+    @model_validator(mode="after")
+    def _test_seed_is_for_messages(self) -> RunConfig:
+        if self.test_seed and self.mode != "messages":
+            raise ValueError("test_seed = true has no effect in a simulation, which is seeded; set mode = 'messages'")
+        return self
 
 
 class SweepConfig(Section):
     """A grid over traced numbers; every combination runs in one compiled program."""
 
     grid: dict[str, list[float]] = {}
-    select: str = Field("objective", description="history column by which the best setting is chosen")
+    select: str = Field(default="objective", description="history column by which the best setting is chosen")
     private_trials: float | None = Field(
-        None, gt=0, description="expected number of trials of a private selection; none: the optimum is not private"
+        default=None,
+        gt=0,
+        description="expected number of trials of a private selection; none: the optimum is not private",
     )
 
 
@@ -199,7 +243,9 @@ def with_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]
         section, dot, key = path.strip().partition(".")
         if not (equals and dot and key):
             raise ConfigError(f"--set {override!r}: write section.key=value, e.g. algorithm.rounds=100")
-        tree.setdefault(section, {})[key] = toml_value(text.strip())
+        if not isinstance(tree.setdefault(section, {}), dict):
+            raise ConfigError(f"{section} = {tree[section]!r}: must be a section, [{section}]")
+        tree[section][key] = toml_value(text.strip())
     return tree
 
 
@@ -210,26 +256,57 @@ def toml_value(text: str) -> Any:
         return text
 
 
+LIMITS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+UNION_TAGS = ("literal[", "list[", "dict[", "constrained-", "function-")
+
+
 def explain(error: ValidationError) -> str:
     """One line for the first thing that is wrong."""
-    first = error.errors()[0]
-    path = ".".join(
-        str(part) for part in first["loc"] if not str(part).startswith(("literal[", "float", "list[", "str"))
-    )
+    everything = error.errors()
+    first = everything[0]
     if first["type"] == "extra_forbidden":
-        return f"{path}: unknown key{suggestion(first['loc'])}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error" and isinstance(first["input"], dict | Section):
-        return f"{path}: {message}"
-    return f"{path} = {first['input']!r}: {message[0].lower() + message[1:]}"
+        return f"{key_path(first['loc'])}: unknown key{suggestion(first['loc'])}"
+    # A value that fits none of several types gives an error for each: they are told together.
+    same = [e for e in everything if e["loc"][:2] == first["loc"][:2]]
+    path = max((key_path(e["loc"]) for e in same), key=lambda p: p.count("."))
+    same = [e for e in same if key_path(e["loc"]) == path]
+    wanted = list(dict.fromkeys(wish(e) for e in same))
+    own_words = same[0]["type"] == "value_error"
+    if own_words and isinstance(same[0]["input"], dict | Section):
+        return f"{path}: {wanted[0]}"
+    return f"{path} = {same[0]['input']!r}: {'' if own_words else 'must be '}{' or '.join(wanted)}"
+
+
+def wish(error: ErrorDetails) -> str:
+    """What would be right, in few words; for a number its whole range."""
+    if error["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
+        limits = [
+            f"{words} {getattr(constraint, name):g}"
+            for constraint in fields_of(error["loc"])[str(error["loc"][1])].metadata
+            for name, words in LIMITS.items()
+            if getattr(constraint, name, None) is not None
+        ]
+        return " ".join(["a finite number", " and ".join(limits)]).strip()
+    return error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+def key_path(location: tuple[int | str, ...]) -> str:
+    """`section.key`, without the names that pydantic gives to the members of a union."""
+    parts = map(str, location)
+    return ".".join(p for p in parts if p not in ("str", "int", "float", "bool") and not p.startswith(UNION_TAGS))
+
+
+def fields_of(location: tuple[int | str, ...]) -> dict[str, FieldInfo]:
+    """The keys of a section, or the sections."""
+    known: Any = Config
+    for part in location[:1]:
+        known = known.model_fields[str(part)].annotation
+    return known.model_fields
 
 
 def suggestion(location: tuple[int | str, ...]) -> str:
     """What was probably meant, and what there is."""
-    known: Any = Config
-    for part in location[:-1]:
-        known = known.model_fields[str(part)].annotation
-    names = list(known.model_fields)
+    names = list(fields_of(location[:-1]))
     close = difflib.get_close_matches(str(location[-1]), names, n=1)
     meant = f" (did you mean {close[0]}?)" if close else ""
     return f"{meant}; known: {', '.join(names)}"

@@ -9,7 +9,8 @@ before). A `Channel` (silodp.channels) is the trust model: it turns answers into
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import equinox as eqx
 import jax
@@ -136,6 +137,19 @@ class Silo:
         """A local step's clipped mean with this silo's own noise: a release of its own, counted."""
         return self.channel.privatise_local(answer.release(), self, step)
 
+    def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """`yes()` or `no()`, with the work done inside counted."""
+
+        def branch(run: Callable[[], Any]) -> Callable[[Account], tuple[Any, Account]]:
+            def traced(account: Account) -> tuple[Any, Account]:
+                self.account = account
+                return run(), self.account
+
+            return traced
+
+        value, self.account = jax.lax.cond(predicate, branch(yes), branch(no), self.account)
+        return value
+
     def loop(self, steps: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         """carry = body(k, carry) for k < steps, with the releases made inside counted."""
 
@@ -148,7 +162,8 @@ class Silo:
         return carry
 
 
-class Stream(NamedTuple):
+@dataclass(frozen=True)
+class Stream:
     """One line of what an algorithm releases about a silo: so many releases, over batches drawn by this rule."""
 
     name: str
@@ -161,6 +176,7 @@ class Federation(Protocol):
 
     round: Any
     silos: int
+    present: Any  # indices of the silos that take part in this round
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
         """Ask this round's silos and return the private weighted mean of their answers."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from silodp.gradients import clipped_sum, engine_for
+from silodp.gradients import clipped_sum, engine_for, record_factors, sum_factors
 from silodp.models import Model
 
 Vector = Float[Array, " d"]
@@ -35,6 +35,14 @@ class Objective(eqx.Module):
         trees = [self.unravel(x) for x in points]
         summed = clipped_sum(self.model.loss, trees, coefficients, records, weights, clip, engine=self.engine)
         return ravel_pytree(summed)[0]
+
+    def record_factors(self, x: Vector, records: PyTree, weights: Array, clip: Any) -> PyTree:
+        """Each record's clipped gradient, in the form that the engine keeps cheaply; records first."""
+        bound = jnp.inf if clip is None else clip
+        return record_factors(self.model.loss, self.unravel(x), records, weights, bound)
+
+    def sum_factors(self, factors: PyTree, weights: Array) -> Vector:
+        return ravel_pytree(sum_factors(self.unravel(jnp.zeros(self.parameters)), factors, weights))[0]
 
     def _plain_sum(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array

@@ -8,15 +8,7 @@ from silodp.algorithms import REGISTRY
 from silodp.config import Config, parse_config
 
 ROUNDS = 6
-OPTIONS: dict[str, dict[str, Any]] = {
-    "gd": {},
-    "dp-gd": {"clip": 1.0},
-    "mb-sgd": {"batch": 8},
-    "dp-sgd": {"clip": 1.0, "batch": 8},
-    "local-sgd": {"clip": 1.0, "batch": 8, "local_steps": 3},
-    "diff2-gd": {"clip": 1.0, "clip_difference": 0.7, "restart": 3},
-    "spider": {"clip": 1.0, "clip_difference": 0.7, "restart": 3, "prox": {"kind": "l1", "strength": 0.01}},
-}
+OPTIONS: dict[str, dict[str, Any]] = {name: entry.example for name, entry in REGISTRY.items()}
 CASES = [(name, trust) for name, entry in REGISTRY.items() for trust in entry.trusts]
 
 

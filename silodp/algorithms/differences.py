@@ -49,13 +49,15 @@ class RecursiveDifference(Algorithm):
         return State(x0, x0, jnp.zeros_like(x0))
 
     def round(self, state: State, fed: Federation) -> State:
-        x, y = state.x, state.previous
-        v = fed.cond(
+        v = self.estimate(state, fed)
+        return State(self.prox(state.x - self.step_size * v, self.step_size), state.x, v)
+
+    def estimate(self, state: State, fed: Federation) -> Vector:
+        return fed.cond(
             fed.round % self.restart == 0,
-            lambda: fed.mean(self.value, x),
-            lambda: state.v + fed.mean(self.difference, x, y),
+            lambda: fed.mean(self.value, state.x),
+            lambda: state.v + fed.mean(self.difference, state.x, state.previous),
         )
-        return State(self.prox(x - self.step_size * v, self.step_size), x, v)
 
     def value(self, silo: Silo, x: Vector) -> Answer:
         return silo.mean([x], [1.0], self.clip, "value", self.batch)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree, UInt32
 
 from silodp.channels.gaussian import Channel, Packed, UntrustedServer, normalised
 from silodp.compressors import Compressor, shift_rate
-from silodp.core import Account, Answer, Public, RecordMean, Release, Silo, Vector
+from silodp.core import Account, Answer, RecordMean, Release, Silo, Vector
 from silodp.randomness import Randomness, SeededRandomness
 
 

@@ -39,10 +39,7 @@ class RunDirectory:
     @staticmethod
     def create(path: Path | str | None, config: Config, name: str) -> RunDirectory:
         """A new directory (never one that already holds a run) with the config in it."""
-        if path is None:
-            stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-            path = _free(Path(config.run.output) / f"{name}-{stamp}")
-        run = RunDirectory(path)
+        run = RunDirectory(new_path(config, name) if path is None else path)
         refuse_existing(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
         run.write_text("config.toml", to_toml(config))
@@ -72,7 +69,7 @@ class RunDirectory:
     def read_json(self, name: str) -> dict[str, Any]:
         file = self.path / name
         if not file.is_file():
-            raise ConfigError(f"{self.path}: {name} is missing; the run is not complete (silodp resume)")
+            raise ConfigError(f"{self.path}: {name} is missing: the run is not complete; silodp resume {self.path}")
         return json.loads(file.read_text(encoding="utf-8"))
 
     def append_history(self, rows: list[dict[str, float]]) -> None:
@@ -143,10 +140,16 @@ def load_model(path: Path | str, params_like: PyTree, which: str = "last") -> Py
 def refuse_existing(path: Path) -> None:
     if (path / "config.toml").exists():
         raise ConfigError(
-            f"--out {str(path)!r} already holds a run; give another directory, or continue it with: silodp resume {path}"
+            f"--out {str(path)!r} already holds a run; give another directory, "
+            f"or continue it with: silodp resume {path}"
         )
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--out {str(path)!r} is a file; give a directory")
+
+
+def new_path(config: Config, name: str) -> Path:
+    """Where a run goes when the user does not say: a new directory named after what it does and when."""
+    return free_path(Path(config.run.output) / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def versions() -> dict[str, str]:
@@ -159,8 +162,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _free(path: Path) -> Path:
-    """Two runs started within one second get different names."""
+def free_path(path: Path) -> Path:
+    """This path, or the next one with a number that is free: nothing is overwritten."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -75,13 +75,15 @@ class SimulatedFederation:
         )  # fmt: skip
         self.silos = len(silos)
         self.server = SeededRandomness(silo_key(key, round, SERVER))
-        everyone = participation is None or participation == self.silos
-        self.present = None if everyone else participants(self.server, self.silos, participation)
+        self.everyone = participation is None or participation == self.silos
+        self.present = jnp.arange(self.silos)
+        if not self.everyone:
+            self.present = participants(self.server, self.silos, participation)
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
         ends = self.ends
-        present = jnp.arange(self.silos) if self.present is None else self.present
-        pick = (lambda tree: tree) if self.present is None else rows(present)
+        present = self.present
+        pick = (lambda tree: tree) if self.everyone else rows(present)
         answers = jax.vmap(lambda *own: self._ask(query, public, *own))(
             pick(self.data.records), pick(self.data.sizes), present,
             pick(ends.memory), pick(ends.accounts), pick(ends.silo_channel),
@@ -91,7 +93,7 @@ class SimulatedFederation:
         value, accounts, server_channel = self.channel.receive(
             messages, weights, accounts, self.server, ends.server_channel
         )
-        place = (lambda old, new: new) if self.present is None else put(present)
+        place = (lambda old, new: new) if self.everyone else put(present)
         self.ends = Ends(
             place(ends.memory, memory), place(ends.silo_channel, wires), server_channel,
             place(ends.accounts, accounts), ends.bits + self._bits(messages, public, len(present)),

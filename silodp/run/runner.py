@@ -26,7 +26,6 @@ from silodp.run.directory import RunDirectory, versions
 from silodp.run.messages import MessageFederation, SiloProcess, set_up
 from silodp.run.progress import Progress, silent
 from silodp.run.simulate import (
-    Carry,
     Chunk,
     Problem,
     Setting,

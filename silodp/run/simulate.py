@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -21,7 +21,7 @@ from silodp.channels import Channel
 from silodp.core import Algorithm, Vector
 from silodp.objective import Objective
 from silodp.randomness import SeededRandomness
-from silodp.run.federation import SERVER, Ends, SimulatedFederation, Silos, opening, silo_key
+from silodp.run.federation import SERVER, Ends, Silos, SimulatedFederation, opening, silo_key
 from silodp.run.measure import measure
 
 ROWS = 64  # history rows that one call of the compiled program can return
@@ -151,8 +151,8 @@ class Compiled:
 def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool) -> Compiled:
     began = time.perf_counter()
     axes = eqx.if_array(0) if sweep else None
-    program = eqx.filter_vmap(advance, in_axes=(None, axes, axes, None)) if sweep else advance
-    compiled = eqx.filter_jit(program).lower(problem, setting, carry, jnp.int32(1)).compile()
+    program: Any = eqx.filter_vmap(advance, in_axes=(None, axes, axes, None)) if sweep else advance
+    compiled = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, jnp.int32(1)).compile()
     return Compiled(compiled, time.perf_counter() - began)
 
 

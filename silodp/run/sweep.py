@@ -5,6 +5,7 @@ Settings that differ in something that shapes the program (rounds, batch, restar
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -92,18 +93,14 @@ def sweep(
 
 def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared:
     """Another setting of the same data and model."""
-    import dataclasses
-
-    import equinox as eqx
-
     facts = prepared.parts.facts
     plan = plan_of(config, facts.sizes, facts.names, np.asarray(prepared.problem.silos.weights))
     parts = assemble(config, facts, {} if plan is None else plan.multipliers, model or prepared.parts.objective.model)
     parts = dataclasses.replace(parts, objective=prepared.problem.objective)
     options = config.algorithm
-    problem = eqx.tree_at(lambda p: p.rounds, prepared.problem, options.rounds)
     problem = dataclasses.replace(
-        problem,
+        prepared.problem,
+        rounds=options.rounds,
         every=config.run.every or max(1, options.rounds // 100),
         participation=options.participation,
         streams=tuple(stream.name for stream in parts.releases(0)),

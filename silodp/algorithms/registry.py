@@ -1,0 +1,165 @@
+"""Every algorithm by name. A line here is enough for it to be listed, run, accounted, audited and tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from silodp.algorithms.bvr import LocalDifference
+from silodp.algorithms.differences import RecursiveDifference
+from silodp.algorithms.gradient import GradientDescent
+from silodp.algorithms.local import LocalSGD
+from silodp.algorithms.mu2 import Mu2
+from silodp.algorithms.psgm import MomentumDifference
+from silodp.algorithms.soteria import SAGA, SVRG
+from silodp.algorithms.svrg import ProxSVRG
+from silodp.config import ConfigError
+from silodp.core import Algorithm
+
+LOWY = "Lowy, Ghafelebashi, Razaviyayn 2023"
+DIFF2 = "Murata, Suzuki 2023 (DIFF2)"
+SOTERIA = "Li, Zhao, Li, Chi 2022 (SoteriaFL)"
+MU2 = "Reshef, Levy 2024 (DP-mu2-FL)"
+PSGM = "Efficient Private Federated Non-Convex Optimization with Shuffled Model"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered algorithm: its class, what a config may not change, and what is known about it."""
+
+    build: type[Algorithm]
+    trusts: tuple[str, ...]
+    summary: str
+    paper: str = "folklore"
+    proved: dict[str, str] = field(default_factory=dict)  # trust model -> theorem that covers it
+    example: dict[str, Any] = field(default_factory=dict)  # least options, for tests and audits on small data
+    private: bool = True
+    fixed: dict[str, Any] = field(default_factory=dict)  # options that make the name what it is
+    sampling: str | None = None  # how a batch is drawn unless the config says otherwise
+    samplings: tuple[str, ...] = ("full", "poisson", "fixed", "one-pass")
+    compression: str = "optional"  # "optional", "plain" or "shifted": what the name implies, or "none"
+    any_prox: bool = False  # whether the theorem covers any prox
+    everyone: bool = False  # every silo must take part in every round
+    rate: str = ""  # of the squared gradient norm, or of the excess loss for convex and PL losses
+    cost: str = ""  # record gradients of a silo in a round
+
+    def theorem(self, trust: str, prox: str, compressor: str | None) -> str | None:
+        """The theorem that covers this combination, or None: private all the same, but of unproved utility."""
+        covers_prox = prox == "none" or self.any_prox
+        covers_compression = (compressor is not None) == (self.compression in ("plain", "shifted"))
+        return self.proved.get(trust) if covers_prox and covers_compression else None
+
+
+BOTH = ("trusted", "untrusted")
+DIFFERENCES = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}
+TWO_LEVEL: dict[str, Any] = {"sampling": "two-level", "samplings": ("two-level",)}
+NONCONVEX = "(sqrt(d) / (n sqrt(N) eps))^(4/3) untrusted"
+
+REGISTRY: dict[str, Entry] = {
+    "gd": Entry(GradientDescent, BOTH, "gradient descent", private=False, cost="n"),
+    "dp-gd": Entry(
+        GradientDescent, BOTH, "full-batch clipped gradients, noised", DIFF2,
+        example={"clip": 1.0}, rate="sqrt(d) / (n N eps)", cost="n",
+    ),
+    "mb-sgd": Entry(
+        GradientDescent, BOTH, "minibatch SGD", private=False, sampling="poisson", example={"batch": 8}, cost="b"
+    ),
+    "dp-sgd": Entry(
+        GradientDescent, BOTH, "minibatch clipped gradients, noised", LOWY,
+        example={"clip": 1.0, "batch": 8}, sampling="poisson", cost="b",
+    ),
+    "local-sgd": Entry(
+        LocalSGD, ("untrusted",), "silos train locally with noise, models are averaged", LOWY,
+        example={"clip": 1.0, "batch": 8, "local_steps": 3}, sampling="poisson", cost="K b",
+    ),
+    "diff2-gd": Entry(
+        RecursiveDifference, BOTH, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.1"},
+        example=DIFFERENCES, fixed={"capped": False}, rate="(sqrt(d) / (n N eps))^(4/3)", cost="2n (n at a restart)",
+    ),
+    "diff2-bvr-l-sgd": Entry(
+        LocalDifference, BOTH, "DIFF2 with local steps of one silo a round", DIFF2, {"trusted": "Thm 4.4"},
+        example=DIFFERENCES | {"clip_local": 0.7, "local_steps": 3, "batch_local": 8}, fixed={"capped": False},
+        everyone=True, rate="(sqrt(d) / (n N eps))^(4/3), fewer rounds", cost="2n, and 2 K b for one silo",
+    ),
+    "spider": Entry(
+        RecursiveDifference, BOTH, "private gradient differences with restarts, any prox", LOWY,
+        {"untrusted": "Thm 3.1"}, example=DIFFERENCES | {"prox": {"kind": "l1", "strength": 0.01}}, any_prox=True,
+        rate=NONCONVEX, cost="2n (n at a restart)",
+    ),
+    "spider-alt": Entry(
+        RecursiveDifference, BOTH, "spider in pairs of rounds on Poisson batches", LOWY,
+        example={"clip": 1.0, "clip_difference": 0.7, "batch": 8}, fixed={"restart": 2}, sampling="poisson",
+        cost="b, then 2b",
+    ),
+    "prox-sgd": Entry(
+        GradientDescent, BOTH, "one pass of clipped gradients, noised, any prox", LOWY, {"untrusted": "Thm 2.1"},
+        example={"clip": 1.0}, sampling="one-pass", samplings=("one-pass",), any_prox=True,
+        rate="kappa d / (mu n^2 N eps^2) for proximal PL", cost="n/R",
+    ),
+    "prox-svrg": Entry(
+        ProxSVRG, BOTH, "differences to an anchor, any prox", LOWY, {"untrusted": "Thm 2.2 (one stage)"},
+        example={"clip": 1.0, "clip_difference": 0.7, "batch": 8, "restart": 3}, sampling="poisson", any_prox=True,
+        cost="2b (+ n at an anchor)",
+    ),
+    "prox-pl-svrg": Entry(
+        ProxSVRG, BOTH, "stages of prox-svrg for proximal PL losses", LOWY, {"untrusted": "Thm 2.2"},
+        example={"clip": 1.0, "clip_difference": 0.7, "batch": 8, "restart": 2, "epochs": 1}, sampling="poisson",
+        any_prox=True, rate="kappa d / (mu n^2 N eps^2) for proximal PL", cost="2b (+ n at an anchor)",
+    ),
+    "soteria-gd": Entry(
+        GradientDescent, ("untrusted",), "shifted compression of noised gradients", SOTERIA, {"untrusted": "Cor. 1"},
+        example={"clip": 1.0, "compressor": "rand-k", "keep": 3}, compression="shifted",
+        rate="sqrt((1+omega) d) / (sqrt(N) n eps)", cost="n",
+    ),
+    "soteria-sgd": Entry(
+        GradientDescent, ("untrusted",), "shifted compression of noised minibatch gradients", SOTERIA,
+        {"untrusted": "Cor. 1"}, example={"clip": 1.0, "batch": 8, "compressor": "rand-k", "keep": 3},
+        sampling="poisson", compression="shifted", rate="sqrt((1+omega) d) / (sqrt(N) n eps)", cost="b",
+    ),
+    "soteria-svrg": Entry(
+        SVRG, ("untrusted",), "shifted compression, SVRG in the silos", SOTERIA, {"untrusted": "Cor. 2"},
+        example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3, "compressor": "rand-k", "keep": 3},
+        compression="shifted", rate="sqrt((1+omega) d) / (sqrt(N) n eps)", cost="2b (+ n at a snapshot)",
+        **TWO_LEVEL,
+    ),
+    "soteria-saga": Entry(
+        SAGA, ("untrusted",), "shifted compression, SAGA in the silos", SOTERIA, {"untrusted": "Cor. 3"},
+        example={"clip": 1.0, "batch": 8, "compressor": "rand-k", "keep": 3}, compression="shifted",
+        rate="sqrt((1+omega) d) / (sqrt(N) n eps)", cost="b", **TWO_LEVEL,
+    ),
+    "cdp-sgd": Entry(
+        GradientDescent, ("untrusted",), "plain compression of noised minibatch gradients", SOTERIA,
+        {"untrusted": "Thm 1"}, example={"clip": 1.0, "batch": 8, "compressor": "rand-k", "keep": 3},
+        sampling="poisson", compression="plain", cost="b",
+    ),
+    "ldp-sgd": Entry(
+        GradientDescent, ("untrusted",), "noised minibatch gradients, uncompressed", SOTERIA,
+        example={"clip": 1.0, "batch": 8}, sampling="poisson", compression="none", cost="b",
+    ),
+    "ldp-svrg": Entry(
+        SVRG, ("untrusted",), "SVRG in the silos, uncompressed", SOTERIA,
+        example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3}, compression="none",
+        cost="2b (+ n at a snapshot)", **TWO_LEVEL,
+    ),
+    "mu2": Entry(
+        Mu2, BOTH, "corrected momentum, one pass, convex, on a ball", MU2,
+        {"untrusted": "Thm 4.1", "trusted": "Thm 5.1"},
+        example={"clip": 1.0, "diameter": 4.0, "batch": 2}, sampling="cumulative", samplings=("cumulative",),
+        everyone=True, rate="1/sqrt(N n) + sqrt(d) / (n sqrt(N) eps) untrusted", cost="2 per record of the chunk",
+    ),
+    "mb-psgm": Entry(
+        MomentumDifference, BOTH, "momentum with private differences (STORM)", PSGM,
+        example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3}, cost="3b",
+    ),
+    "ce-psgm": Entry(
+        MomentumDifference, BOTH, "momentum with private differences and local steps of one silo a round", PSGM,
+        example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3, "clip_local": 0.7, "local_steps": 3,
+                 "batch_local": 8}, everyone=True, cost="3b, and 2 K b for one silo",
+    ),
+}  # fmt: skip
+
+
+def find(name: str) -> Entry:
+    if name not in REGISTRY:
+        raise ConfigError(f"algorithm.name = {name!r}: unknown; known: {', '.join(REGISTRY)}")
+    return REGISTRY[name]
