@@ -12,7 +12,7 @@ engine takes them. Parameters are a dictionary of layers, each {"weight": ..., "
 | mlp | hidden layers of `activation` | squared or cross-entropy | mse or accuracy |
 | cnn | LeNet as in PyTorch's CIFAR-10 tutorial, relu, images (channels, height, width) | cross-entropy | accuracy |
 
-Regularisers run over all parameters, biases included, and are part of every record's loss (and so of its clipped gradient).
+Regularisers run over all parameters, biases included, and are part of every record's loss, hence of what is clipped.
 """
 
 from __future__ import annotations

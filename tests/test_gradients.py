@@ -58,7 +58,12 @@ def mlp_loss(activation, params, record):
 
 
 def mlp_params(seed=0):
-    return {"w1": draw(seed, 7, 6) / 3, "b1": draw(seed + 1, 7), "w2": draw(seed + 2, 4, 7) / 3, "b2": draw(seed + 3, 4)}
+    return {
+        "w1": draw(seed, 7, 6) / 3,
+        "b1": draw(seed + 1, 7),
+        "w2": draw(seed + 2, 4, 7) / 3,
+        "b2": draw(seed + 3, 4),
+    }
 
 
 def conv_loss(pool, params, record):
@@ -70,7 +75,13 @@ def conv_loss(pool, params, record):
 
 
 def conv_params():
-    return {"k1": draw(0, 3, 2, 3, 3) / 4, "b1": draw(1, 3), "k2": draw(2, 4, 3, 2, 2) / 3, "w": draw(3, 3, 16) / 4, "b": draw(4, 3)}
+    return {
+        "k1": draw(0, 3, 2, 3, 3) / 4,
+        "b1": draw(1, 3),
+        "k2": draw(2, 4, 3, 2, 2) / 3,
+        "w": draw(3, 3, 16) / 4,
+        "b": draw(4, 3),
+    }
 
 
 def words_loss(params, record):
@@ -294,7 +305,9 @@ def test_a_penalty_that_nearly_cancels_the_gradient_is_still_clipped():
     params = LOGISTIC[0]
     gradient = jax.tree.map(lambda g: g * (1 + 3e-4), jax.grad(logistic_loss)(params, (record[0][0], record[1][0])))
     opposite = lambda p: -sum(jnp.vdot(g, p[k]) for k, g in gradient.items())
-    got = clipped_sum(Regularised(logistic_loss, opposite), [params], [1.0], record, jnp.ones(1), 1e-6, engine="structured")
+    got = clipped_sum(
+        Regularised(logistic_loss, opposite), [params], [1.0], record, jnp.ones(1), 1e-6, engine="structured"
+    )
     assert 0 < np.linalg.norm(flat(got)) <= 1e-6 * (1 + 1e-5)
 
 
@@ -306,7 +319,9 @@ def test_factors_sum_to_the_clipped_sum_and_can_be_replaced_one_by_one(engine, c
     other = apart(params, 0.5)
     table = record_factors(loss, params, records, weights, 0.4, engine=engine)
     assert all(leaf.shape[0] == N for leaf in jax.tree.leaves(table))
-    assert relative(sum_factors(params, table, weights), clipped_sum(loss, [params], [1.0], records, weights, 0.4)) < 1e-5
+    assert (
+        relative(sum_factors(params, table, weights), clipped_sum(loss, [params], [1.0], records, weights, 0.4)) < 1e-5
+    )
     few = jax.tree.map(lambda leaf: leaf[4:9], records)
     fresh = record_factors(loss, other, few, weights[4:9], 0.4, engine=engine)
     table = jax.tree.map(lambda old, new: old.at[4:9].set(new), table, fresh)
@@ -319,7 +334,10 @@ def test_factors_sum_to_the_clipped_sum_and_can_be_replaced_one_by_one(engine, c
 def test_factors_of_a_regularised_loss_are_plain_gradients():
     loss, params, records = CASES["regularised"]
     table = record_factors(loss, params, records, jnp.ones(N), 0.4)
-    assert relative(sum_factors(params, table, jnp.ones(N)), clipped_sum(loss, [params], [1.0], records, jnp.ones(N), 0.4)) < 1e-5
+    assert (
+        relative(sum_factors(params, table, jnp.ones(N)), clipped_sum(loss, [params], [1.0], records, jnp.ones(N), 0.4))
+        < 1e-5
+    )
     with pytest.raises(ValueError, match="engine: structured"):
         record_factors(loss, params, records, jnp.ones(N), 0.4, engine="structured")
 
@@ -328,7 +346,12 @@ def test_per_record_vectors_add_up():
     loss, y, records = CASES["sigmoid"]
     x = apart(y, 1e-3)
     each = per_record(loss, [x, y], [1.4, -0.4], records, 0.3)
-    assert relative(jax.tree.map(lambda g: g.sum(0), each), clipped_sum(loss, [x, y], [1.4, -0.4], records, jnp.ones(N), 0.3)) < 1e-5
+    assert (
+        relative(
+            jax.tree.map(lambda g: g.sum(0), each), clipped_sum(loss, [x, y], [1.4, -0.4], records, jnp.ones(N), 0.3)
+        )
+        < 1e-5
+    )
     norms = np.linalg.norm([flat(jax.tree.map(lambda g, j=j: g[j], each)) for j in range(N)], axis=1)
     assert norms.max() <= 0.3 * (1 + 1e-5)
 
@@ -354,7 +377,11 @@ def jitted_inside(p, r):
         (lambda p, r: jnp.sum(dense(2 * p["w"], None, r)), "general", "['w'] is used outside"),
         (lambda p, r: jnp.sum(jax.vmap(lambda x: dense(p["w"], None, x))(jnp.stack([r, r]))), "general", "stack"),
         (jitted_inside, "structured", "network of 1 layer"),
-        (lambda p, r: jnp.sum(dense(jnp.ones((2, 3)), None, jnp.tanh(dense(p["w"], None, r)))), "structured", "1 layer"),
+        (
+            lambda p, r: jnp.sum(dense(jnp.ones((2, 3)), None, jnp.tanh(dense(p["w"], None, r)))),
+            "structured",
+            "1 layer",
+        ),
     ],
 )
 def test_engine_is_chosen_with_a_reason_and_agrees_with_the_general_one(loss, engine, reason):

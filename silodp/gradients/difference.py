@@ -45,9 +45,7 @@ class Pair(NamedTuple):
         return jnp.zeros_like(self.base) if self.delta is None else self.delta
 
 
-def difference(
-    function: Callable[..., PyTree], x: PyTree, y: PyTree, *rest: PyTree
-) -> tuple[PyTree, PyTree]:
+def difference(function: Callable[..., PyTree], x: PyTree, y: PyTree, *rest: PyTree) -> tuple[PyTree, PyTree]:
     """(f(y, *rest), f(x, *rest) - f(y, *rest)); the second has None where f does not depend on its first argument."""
     traced = trace(function, y, *rest)
     shape = jax.tree.structure(jax.eval_shape(function, y, *rest))
@@ -73,7 +71,7 @@ def _propagate(equation: core.JaxprEqn, inputs: list[Pair]) -> list[Pair]:
         return [Pair(base) for base in bases]
     step = Step(evaluate, inputs, bases, equation.params)
     name = equation.primitive.name
-    if not _is_float(bases[0]):
+    if not any(map(_is_float, bases)):
         return _discrete(name, step)
     deltas = RULES.get(name, _fallback)(step)
     if name in RULES and name not in SELECTING:

@@ -2,8 +2,8 @@
 
 A record's gradient of a dense layer is an outer product of output cotangent b and input a. A combination over points is
 a sum of such products,  sum_k c_k b_k a_k^T = (C b_y + sum_k c_k (b_k - b_y)) a_y^T + sum_k c_k b_k (a_k - a_y)^T  with
-C = sum_k c_k and y the last point, so that nothing large cancels for nearby points; the terms are then made orthogonal, so
-that the norm is a sum of squares, of exactly the terms that are summed.
+C = sum_k c_k and y the last point, so that nothing large cancels for nearby points; the terms are then made
+orthogonal, so that the norm is a sum of squares, of exactly the terms that are summed.
 A convolution's kernel is small: its gradient is kept per record, within the block of records at hand.
 """
 
@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from silodp.gradients.layers import CONV, EMBED, stacked_rows
+from silodp.gradients.layers import CONV, EMBED
 from silodp.gradients.structure import Layer
 
 PerRecord = Float[Array, " n"]
 
 
 class Term(NamedTuple):
-    """One product cotangent x input per record; `constant` is the input that the bias sees (1, or 0 in a difference)."""
+    """One product cotangent x input per record; `constant` is the input that the bias sees: 1, or 0 in a difference."""
 
     inputs: Array
     constant: PerRecord
@@ -147,9 +147,9 @@ def _kernel_gradients(inputs: Array, cotangents: Array, stride: int, size: tuple
     rows, columns = size
     height, width = cotangents.shape[1:3]
     pieces = [
-        inputs[:, k : k + (height - 1) * stride + 1 : stride, l : l + (width - 1) * stride + 1 : stride]
+        inputs[:, k : k + (height - 1) * stride + 1 : stride, m : m + (width - 1) * stride + 1 : stride]
         for k in range(rows)
-        for l in range(columns)
+        for m in range(columns)
     ]
     patches = jnp.stack(pieces, axis=1)
     out = jnp.einsum("ohwn,iphwn->oipn", cotangents, patches)

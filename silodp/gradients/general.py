@@ -21,16 +21,13 @@ def combined_gradient(loss: Loss, points: Sequence[PyTree], coefficients: Sequen
     gradient, last = jax.grad(loss), points[-1]
     if len(points) == 1:
         return jax.tree.map(lambda g: coefficients[0] * g, gradient(last, record))
-    total = sum(coefficients[1:], coefficients[0])
-    result = None
-    for point, coefficient in zip(points[:-1], coefficients[:-1], strict=True):
-        base, delta = difference(gradient, point, last, record)
-        leaves, tree = jax.tree.flatten(base)
+    pairs = [difference(gradient, point, last, record) for point in points[:-1]]
+    leaves, tree = jax.tree.flatten(pairs[0][0])
+    combined = [sum(coefficients[1:], coefficients[0]) * leaf for leaf in leaves]
+    for coefficient, (_, delta) in zip(coefficients, pairs, strict=False):
         changes = tree.flatten_up_to(delta)
-        if result is None:
-            result = [total * leaf for leaf in leaves]
-        result = [r if d is None else r + coefficient * d for r, d in zip(result, changes, strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(last), result)
+        combined = [g if d is None else g + coefficient * d for g, d in zip(combined, changes, strict=True)]
+    return jax.tree.unflatten(tree, combined)
 
 
 def clipped_gradients(

@@ -76,7 +76,7 @@ class _Origin(NamedTuple):
 def find_structure(loss: Loss, params: PyTree, record: PyTree) -> Structure:
     """Trace the loss of one record; raises NotStructured with the reason when it is not a network of layers."""
     traced = trace(loss, params, record)
-    if [v.aval.shape for v in traced.jaxpr.outvars] != [()]:
+    if [_shape(v) for v in traced.jaxpr.outvars] != [()]:
         raise ValueError(f"loss: must return one scalar per record, not {traced.out_avals}")
     names = [jax.tree_util.keystr(path) or "x" for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     finder = _Finder(names)
@@ -121,8 +121,8 @@ class _Finder:
             weight.parameter or 0,
             bias[0].parameter if bias else None,
             stride,
-            equation.outvars[0].aval.shape,
-            equation.invars[1].aval.shape,
+            _shape(equation.outvars[0]),
+            _shape(equation.invars[1]),
         )
         self._check(equation, layer)
         return layer
@@ -133,7 +133,7 @@ class _Finder:
             if parameter is not None and parameter in used:
                 raise NotStructured(f"parameter {self.names[parameter]} is used by two layers")
         ranks = {DENSE: (2, 1), CONV: (4, 3), EMBED: (2, len(layer.inputs))}[layer.kind]
-        if (equation.invars[0].aval.ndim, len(layer.inputs)) != ranks:
+        if (len(_shape(equation.invars[0])), len(layer.inputs)) != ranks:
             raise NotStructured(f"{self.names[layer.weight]} is applied to a stack of inputs, not to one")
 
 
@@ -145,6 +145,10 @@ def is_layer(equation: core.JaxprEqn) -> bool:
 def _kind(equation: core.JaxprEqn) -> tuple[str, int]:
     name = equation.params["name"]
     return (CONV, int(name.rsplit("_", 1)[1])) if name.startswith(CONV) else (name, 1)
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return atom.aval.shape
 
 
 def _inline(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:

@@ -1,4 +1,4 @@
-"""The structured engine: networks of dense, conv2d and embed layers, without per-record gradients (design: factors.py)."""
+"""The structured engine: networks of dense, conv2d and embed layers, without per-record gradients (see factors.py)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,10 +31,8 @@ def walk(
     for equation in jaxpr.eqns:
         inputs = [read(atom) for atom in equation.invars]
         inner = inline(equation)
-        if inner is None:
-            outputs = apply(equation, inputs)
-        else:
-            outputs = walk(inner, inputs, apply, lift=lift, inline=inline)
+        again = partial(walk, apply=apply, lift=lift, inline=inline)
+        outputs = apply(equation, inputs) if inner is None else again(inner, inputs)
         values.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -46,6 +45,7 @@ def bind(equation: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
 
 def inner_function(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     """The body of an equation that only calls another function (jit, custom derivatives, checkpoint)."""
+    body: Any
     if equation.primitive.name in ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "remat2"):
         body = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     elif equation.primitive.name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
