@@ -130,10 +130,13 @@ def checked_algorithm(config: Config, sizes: Sequence[int], names: Sequence[str]
             f"algorithm.participation = {options.participation}: {options.name} needs all {len(sizes)} silos "
             "in every round; leave it out"
         )
-    algorithm = build_algorithm(options, len(sizes))
-    for i, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        for stream in algorithm.releases(i, tuple(sizes), range(options.rounds)):
-            stream.batch.check(name, size)
+    try:
+        algorithm = build_algorithm(options, len(sizes))
+        for i, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            for stream in algorithm.releases(i, tuple(sizes), range(options.rounds)):
+                stream.batch.check(name, size)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return algorithm
 
 
@@ -149,9 +152,13 @@ def model_of(options: ModelConfig, facts: Facts) -> Model:
     if ":" in options.kind:
         module, _, function = options.kind.partition(":")
         try:
-            return getattr(importlib.import_module(module), function)(facts)
+            build = getattr(importlib.import_module(module), function)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"model.kind = {options.kind!r}: cannot be imported ({error})") from None
+        built = build(facts)
+        if not isinstance(built, Model):
+            raise ConfigError(f"model.kind = {options.kind!r}: gave a {type(built).__name__}; must give a silodp.Model")
+        return built
     inputs = facts.input_shape[0] if len(facts.input_shape) == 1 else facts.input_shape
     given: dict[str, Any] = {
         "hidden": tuple(options.hidden),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.config import ConfigError, load_config
+from silodp.run.directory import RunDirectory, is_resumable, new_path, refuse_existing
+from silodp.run.wire import WireError
 
 app = typer.Typer(
     help="Train one model across silos with record-level differential privacy.",
@@ -34,26 +37,40 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @contextmanager
-def refusals(resumable: Path | None = None) -> Iterator[None]:
-    """A mistake is one line and exit code 2; Ctrl-C says what is kept and exits with 130."""
+def refusals(directory: Path | None = None) -> Iterator[None]:
+    """A mistake is one line and exit code 2; Ctrl-C says how to continue and exits with 130."""
     try:
         yield
-    except ConfigError as error:
-        errors.print(f"error: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    except (ConfigError, OSError) as error:
+        complain(f"error: {' '.join(str(error).split())}")
         raise typer.Exit(2) from None
+    except WireError as error:
+        complain(f"error: message run: {error}")
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        errors.print("stopped; what was computed up to the last checkpoint is kept", markup=False)
+        resumable = directory is not None and is_resumable(directory)
+        complain(f"stopped; continue with: silodp resume {directory}" if resumable else "stopped; nothing is kept")
         raise typer.Exit(130) from None
+
+
+def complain(line: str) -> None:
+    errors.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Train as CONFIG.toml says and write a run directory."""
     from silodp.run.progress import bars
+    from silodp.run.runner import read_data, source_name
     from silodp.run.runner import run as execute
 
     with refusals():
-        finished = execute(load_config(config, set), out=out, progress=bars(console))
+        parsed = load_config(config, set)
+        refuse_existing(out)
+        data = read_data(parsed)
+        directory = out or new_path(parsed, f"{parsed.algorithm.name}-{source_name(data)}")
+        with refusals(directory):
+            finished = execute(parsed, data=data, out=directory, progress=bars(console))
         print_summary(finished.summary, finished.directory)
 
 
@@ -63,7 +80,7 @@ def resume(directory: Annotated[Path, typer.Argument(help="directory of a stoppe
     from silodp.run.progress import bars
     from silodp.run.runner import resume as execute
 
-    with refusals():
+    with refusals(directory):
         finished = execute(directory, progress=bars(console))
         print_summary(finished.summary, finished.directory)
 
@@ -78,6 +95,7 @@ def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
 
     with refusals():
         parsed = load_config(config, set)
+        refuse_existing(out)
         data = read_data(parsed)
         outcomes = execute(parsed, data=data, progress=bars(console))
         directory = save_sweep(parsed, outcomes, source_name(data), out)
@@ -88,12 +106,11 @@ def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
 @app.command()
 def show(directory: Annotated[Path, typer.Argument(help="directory of a run")], json_: AsJson = False) -> None:
     """Print what a run found and what it guarantees."""
-    from silodp.run.directory import RunDirectory
-
     with refusals():
         opened = RunDirectory.open(directory)
-        summary = opened.read_json("summary.json")
-        if json_:
+        swept = (directory / "sweep.json").is_file()
+        summary = opened.read_json("sweep.json" if swept else "summary.json")
+        if json_ or swept:
             print(json.dumps(summary, indent=2))
             return
         print_summary(summary, directory)
@@ -168,6 +185,8 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
     for name, value in lines.items():
         table.add_row(name, value)
     console.print(table)
+    if not math.isfinite(final["objective"]):
+        console.print("the run diverged: lower algorithm.step_size", style="yellow", markup=False)
     if summary["stamp"]:
         console.print(summary["stamp"], style="yellow", markup=False)
     for note in summary["preprocessing"]:

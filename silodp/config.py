@@ -168,7 +168,11 @@ class AlgorithmConfig(Section):
             raise ValueError(f"batch = {self.batch} has no effect with sampling = 'full'; leave one of them out")
         for option, compressor in (("keep", "rand-k"), ("levels", "qsgd")):
             if getattr(self, option) is not None and self.compressor != compressor:
-                raise ValueError(f"{option} = {getattr(self, option)} has no effect without compressor = {compressor!r}")
+                raise ValueError(
+                    f"{option} = {getattr(self, option)} has no effect without compressor = {compressor!r}"
+                )
+        if self.shifted is not None and self.compressor is None:
+            raise ValueError("shifted has no effect without a compressor; give one, or leave shifted out")
         if self.schedule == "fixed" and self.participation is None:
             raise ValueError("schedule = 'fixed' has no effect when all silos take part; give participation")
         return self

@@ -56,6 +56,10 @@ class RunDirectory:
     def config(self) -> Config:
         return load_config(self.path / "config.toml")
 
+    @property
+    def complete(self) -> bool:
+        return any((self.path / name).is_file() for name in ("summary.json", "sweep.json"))
+
     def write_text(self, name: str, text: str) -> None:
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +141,15 @@ def load_model(path: Path | str, params_like: PyTree, which: str = "last") -> Py
     return jax.tree.unflatten(jax.tree.structure(params_like), leaves)
 
 
-def refuse_existing(path: Path) -> None:
+def is_resumable(path: Path) -> bool:
+    """Whether a simulation was begun here and is not complete."""
+    run = RunDirectory(path)
+    return (path / "config.toml").is_file() and not run.complete and run.config.run.mode == "simulation"
+
+
+def refuse_existing(path: Path | None) -> None:
+    if path is None:
+        return
     if (path / "config.toml").exists():
         raise ConfigError(
             f"--out {str(path)!r} already holds a run; give another directory, "

@@ -152,7 +152,7 @@ def resume(
 ) -> Run:
     """Continue a stopped simulation from its last checkpoint; the result is that of an unbroken run."""
     directory = RunDirectory.open(path)
-    if (directory.path / "summary.json").exists():
+    if directory.complete:
         raise ConfigError(f"{str(path)!r} is complete; nothing to resume")
     config = directory.config
     if config.run.mode == "messages":

@@ -128,6 +128,7 @@ def run_group(members: Sequence[Prepared], progress: Progress) -> tuple[list[lis
     problem = members[0].problem
     setting: Setting = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[m.setting for m in members])
     carry, first = begin(problem, setting, sweep=True)
+    check_measured(members[0].config.sweep.select, list(first))
     columns = {name: [rows] for name, rows in first.items()}
     title = f"sweep of {len(members)} settings"
     with progress(problem.rounds, 0, title) as bar:
@@ -149,10 +150,14 @@ def run_group(members: Sequence[Prepared], progress: Progress) -> tuple[list[lis
     return histories, list(np.asarray(carry.state.x))
 
 
+def check_measured(column: str, measured: Sequence[str]) -> None:
+    if column not in measured:
+        raise ConfigError(f"sweep.select = {column!r}: not measured; measured: {', '.join(measured)}")
+
+
 def best_of(outcomes: Sequence[Outcome], column: str) -> int:
     """The setting with the best last value of a column: largest for accuracy, smallest otherwise."""
-    if column not in outcomes[0].history[-1]:
-        raise ConfigError(f"sweep.select = {column!r}: not measured; measured: {', '.join(outcomes[0].history[-1])}")
+    check_measured(column, list(outcomes[0].history[-1]))
     last = np.array([outcome.history[-1][column] for outcome in outcomes])
     if not np.isfinite(last).any():
         raise ConfigError(f"sweep.select = {column!r}: every setting diverged; lower algorithm.step_size")
@@ -161,8 +166,8 @@ def best_of(outcomes: Sequence[Outcome], column: str) -> int:
 
 def save_sweep(config: Config, outcomes: Sequence[Outcome], data: str, out: Path | str | None) -> RunDirectory:
     """One directory for the whole sweep: a table of results and every history."""
-    directory = RunDirectory.create(out, config, f"sweep-{config.algorithm.name}-{data}")
     chosen = best_of(outcomes, config.sweep.select)
+    directory = RunDirectory.create(out, config, f"sweep-{config.algorithm.name}-{data}")
     results = {
         "selected_by": config.sweep.select,
         "selection": "not private: selected on private data",
