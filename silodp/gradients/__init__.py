@@ -6,8 +6,8 @@
 Two engines compute it. *structured* takes networks of `dense`, `conv2d` and `embed` layers (with any plain JAX between
 them) and never builds a per-record gradient; *general* takes any differentiable loss, in microbatches.
 
-Formal guarantee: a record's contribution has norm at most weight * clip, up to float32 rounding; it is 0 if its gradient
-(or the square of its norm) is not finite. Replacing one record of weight 1 therefore moves the sum by at most 2 * clip.
+Formal guarantee: a record's contribution has norm at most weight * clip, up to float32 rounding; it is 0 if its
+gradient (or the square of its norm) is not finite. Replacing one record of weight 1 moves the sum by at most 2 * clip.
 """
 
 from __future__ import annotations
