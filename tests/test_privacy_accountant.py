@@ -91,6 +91,24 @@ def test_convolution_agrees_with_closed_form():
         assert exact <= composed.get_epsilon_for_delta(delta) <= exact * 1.0002
 
 
+@pytest.mark.parametrize("sampling", [Poisson(1.0), Poisson(0.1), FixedSize(10, 100), TwoLevel(10, 100, 0.2)])
+def test_discretisation_lies_above_the_truth_and_touches_it_on_the_grid(sampling):
+    """On a grid so coarse that rounding the wrong way would show (on the default grid it would not)."""
+    pair = sampling.pair(0.8)
+    interval = pair.loss_scale
+    coarse = pair.pld(interval)
+    x = np.linspace(pair.centre, 15, 400_001)
+    density = lambda means: sum(w * norm.pdf(x - m) for w, m in zip(pair.weights, means, strict=True))
+    p, q = density(pair.up), density(pair.down)
+    truth = lambda epsilon: float(np.trapezoid(np.maximum(0.0, p - math.exp(epsilon) * q), x))
+    for cell in range(4):
+        on_grid, between = cell * interval, (cell + 0.5) * interval
+        assert coarse.get_delta_for_epsilon(on_grid) == pytest.approx(truth(on_grid), rel=1e-4)
+        assert coarse.get_delta_for_epsilon(between) > 1.002 * truth(between)
+    composed = coarse.self_compose(20).get_epsilon_for_delta(1e-4)
+    assert composed > pair.pld(interval / 60).self_compose(20).get_epsilon_for_delta(1e-4)
+
+
 def test_selection_agrees_with_dp_accounting():
     run = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(20.0), 50)
     for mean, shape in ((10.0, 1.0), (30.0, 0.0), (5.0, 2.5), (20.0, math.inf)):

@@ -1,0 +1,1 @@
+"""What a run guarantees: events (what was released), accountants (what it costs), calibration."""
