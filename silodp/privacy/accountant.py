@@ -119,15 +119,11 @@ def calibrate_gdp(
     base = _family(releases, shares)
     scale = _exact_scale(releases, base, mu, ())
     if scale is None:
-        raise ValueError(
-            "a GDP target needs plainly Gaussian streams: give epsilon and delta instead"
-        )
+        raise ValueError("a GDP target needs plainly Gaussian streams: give epsilon and delta instead")
     return {stream: scale * value for stream, value in base.items()}
 
 
-def needs_no_noise(
-    releases: Sequence[Releases], epsilon: float, delta: float, already: Sequence[Spent] = ()
-) -> bool:
+def needs_no_noise(releases: Sequence[Releases], epsilon: float, delta: float, already: Sequence[Spent] = ()) -> bool:
     """Whether the target holds without noise: the record is hardly ever used, or never."""
     bare = [Spent(release, 0.0) for release in releases]
     return _delta([*already, *bare], epsilon) <= delta
@@ -140,9 +136,7 @@ def optimal_share(count1: int, count2: int, a: float, b: float) -> float:
     return first / (first + second)
 
 
-def admits(
-    spent: Sequence[Spent], following: Sequence[Spent], epsilon: float, delta: float
-) -> bool:
+def admits(spent: Sequence[Spent], following: Sequence[Spent], epsilon: float, delta: float) -> bool:
     """Whether the budget still holds after the following releases.
 
     Stopping a fixed plan early is always sound. Multipliers chosen adaptively are covered for
@@ -151,9 +145,7 @@ def admits(
     return _delta([*spent, *following], epsilon) <= delta
 
 
-def remaining(
-    spent: Sequence[Spent], following: Spent, epsilon: float, delta: float, most: int = 10**7
-) -> int:
+def remaining(spent: Sequence[Spent], following: Spent, epsilon: float, delta: float, most: int = 10**7) -> int:
     """How many more releases like `following` (its own count is ignored) the budget admits."""
 
     def fits(count: int) -> bool:
@@ -185,9 +177,7 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
     mu = gdp(spent)
     if mu is not None:
         return gaussian.epsilon_of(delta, records * mu)
-    excess = lambda each: (
-        math.log(max(_delta(spent, each), _TINY) * records / delta) + (records - 1) * each
-    )
+    excess = lambda each: math.log(max(_delta(spent, each), _TINY) * records / delta) + (records - 1) * each
     high = 1.0
     while excess(high) > 0:
         high *= 2
@@ -223,15 +213,12 @@ def _merged(spent: Sequence[Spent]) -> tuple[Spent, ...]:
     counts: dict[tuple[str, Sampling, float], int] = {}
     for part in spent:
         kind = part.releases
-        multiplier = (
-            least[kind.stream] if kind.sampling.one_pass and kind.count else part.multiplier
-        )
+        multiplier = least[kind.stream] if kind.sampling.one_pass and kind.count else part.multiplier
         if kind.count and multiplier < math.inf:
             key = (kind.stream, kind.sampling, multiplier)
             counts[key] = counts.get(key, 0) + kind.count
     return tuple(
-        Spent(Releases(stream, count, sampling), multiplier)
-        for (stream, sampling, multiplier), count in counts.items()
+        Spent(Releases(stream, count, sampling), multiplier) for (stream, sampling, multiplier), count in counts.items()
     )
 
 
@@ -315,9 +302,7 @@ def _family(releases: Sequence[Releases], shares: Mapping[str, float] | None) ->
             raise ValueError(f"shares[{stream!r}] = {share}: every stream needs a positive share")
     total = sum(given.values())
     return {
-        release.stream: math.sqrt(release.uses)
-        * release.sampling.rate
-        / math.sqrt(given[release.stream] / total)
+        release.stream: math.sqrt(release.uses) * release.sampling.rate / math.sqrt(given[release.stream] / total)
         if release.count
         else 0.0
         for release in releases
@@ -338,18 +323,14 @@ def _exact_scale(
     if at_one is None or before is None:
         return None
     if before >= mu:
-        raise ValueError(
-            f"target out of reach: what is already spent is {before:.6g}-GDP, over {mu:.6g}"
-        )
+        raise ValueError(f"target out of reach: what is already spent is {before:.6g}-GDP, over {mu:.6g}")
     return at_one / math.sqrt(mu**2 - before**2)
 
 
 def _check_reachable(already: Sequence[Spent], target: float, delta: float) -> None:
     smallest = epsilon(already, delta)
     if smallest >= target:
-        raise ValueError(
-            f"epsilon = {target}: out of reach, already spent is {smallest:.6g} at delta = {delta}"
-        )
+        raise ValueError(f"epsilon = {target}: out of reach, already spent is {smallest:.6g} at delta = {delta}")
 
 
 def _smallest(excess: Callable[[float], float], guess: float) -> float:

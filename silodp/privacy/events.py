@@ -49,9 +49,7 @@ class Sampling:
         """Composed pessimistic privacy loss distribution on multiples of `interval`."""
         raise NotImplementedError(f"{type(self).__name__} has no privacy loss distribution")
 
-    def rdp(
-        self, multiplier: float, count: int, orders: Float[np.ndarray, " a"]
-    ) -> Float[np.ndarray, " a"] | None:
+    def rdp(self, multiplier: float, count: int, orders: Float[np.ndarray, " a"]) -> Float[np.ndarray, " a"] | None:
         """Renyi DP of all releases at each order > 1 (inf where unknown)."""
         return None
 
@@ -189,9 +187,7 @@ class TwoLevel(_Mixture):
         return mirrored((1 - q, q), (self.ratio / (2 * multiplier), 1 / (2 * multiplier)))
 
 
-def two_level(
-    clip: float, batch: int, records: int, clip_difference: float | None = None
-) -> tuple[float, TwoLevel]:
+def two_level(clip: float, batch: int, records: int, clip_difference: float | None = None) -> tuple[float, TwoLevel]:
     """(bound, sampling) of an SVRG/SAGA release: every gradient clipped to `clip`, and, if
     `clip_difference` is given, the difference as a whole to that."""
     _check_batch(batch, records)

@@ -108,9 +108,7 @@ class MixturePair:
         end = self.centre + order * shift + max(self.up) + _TAIL + 3
         x = np.linspace(self.centre, end, max(2001, int(50 * (end - self.centre))))
         log_p, log_q = self._log_density(self.up, x), self._log_density(self.down, x)
-        powers = np.logaddexp(
-            order * log_p + (1 - order) * log_q, order * log_q + (1 - order) * log_p
-        )
+        powers = np.logaddexp(order * log_p + (1 - order) * log_q, order * log_q + (1 - order) * log_p)
         trapezoid = np.full(x.size, x[1] - x[0])
         trapezoid[[0, -1]] /= 2
         above_p, above_q = self._mass(self.up, x).sum(), self._mass(self.down, x).sum()
@@ -129,10 +127,7 @@ class MixturePair:
         """Posterior mean of the component's shift given x: the slope of _log_sum."""
         total = self._log_sum(means, x)
         return sum(
-            (
-                m * np.exp(math.log(w) + m * x - m * m / 2 - total)
-                for w, m in zip(self.weights, means, strict=True)
-            ),
+            (m * np.exp(math.log(w) + m * x - m * m / 2 - total) for w, m in zip(self.weights, means, strict=True)),
             start=np.zeros_like(x),
         )
 

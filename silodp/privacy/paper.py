@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.optimize import brentq
-from scipy.special import gammaln, logsumexp, ndtr
+from scipy.special import gammaln, ndtr
 from scipy.stats import binom
 
 from silodp.privacy import gaussian
@@ -235,7 +235,7 @@ def _sampled_rdp_b7(alpha: int, multiplier: float, rate: float) -> float:
     last = math.log(2.0) + (j - 1) * each(j)
     last[0] = each(2) + min(math.log(-4 * math.expm1(-each(2))), math.log(2.0))
     terms = j * math.log(rate) + choose + last
-    return float(np.logaddexp(0.0, logsumexp(terms))) / (alpha - 1)
+    return float(np.logaddexp.reduce(np.append(terms, 0.0))) / (alpha - 1)
 
 
 def _lowy_sgd(stream: str, count: int, epsilon: float, delta: float, rounds: int, records: int) -> Spent:
