@@ -152,6 +152,28 @@ def list_(json_: AsJson = False) -> None:
 
 
 @app.command()
+def account(
+    config: ConfigPath,
+    set: Overrides = None,
+    json_: AsJson = False,
+    plot: Annotated[Path | None, typer.Option(help="draw delta(epsilon) to this PNG file")] = None,
+) -> None:
+    """The noise for a target epsilon, or the epsilon of given noise; needs no data, only silos and their sizes."""
+    from silodp.account import account as compute
+    from silodp.account import draw_curves
+
+    with refusals():
+        parsed = load_config(config, set)
+        result = compute(parsed)
+        if plot is not None:
+            draw_curves(parsed, plot)
+        if json_:
+            print(json.dumps(result, indent=2))
+        else:
+            print_account(result)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="directory for the results")] = Path("runs/demo"),
 ) -> None:
@@ -191,8 +213,33 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
         console.print(summary["stamp"], style="yellow", markup=False)
     for note in summary["preprocessing"]:
         if note.startswith("not private"):
-            console.print(note, style="yellow", markup=False)
+            console.print(note, style="yellow", markup=False, soft_wrap=True)
     console.print(f"files in {directory}", markup=False, soft_wrap=True)
+
+
+def print_account(result: dict[str, Any]) -> None:
+    title = f"{result['algorithm']}, {result['trust']} server, {result['calibration']} calibration, delta {result['delta']:g}"
+    table = Table("silo", "records", "epsilon", "stream", "releases", "noise / sensitivity", "noise / clip", title=title)
+    for silo in result["silos"]:
+        head = (silo["silo"], str(silo["records"]), f"{silo['epsilon']:.5g}")
+        for i, row in enumerate(silo["releases"]):
+            table.add_row(*(head if i == 0 else ("", "", "")), *release_cells(row))
+    console.print(table)
+    paper = result["paper"]
+    if paper is not None:
+        verdict = "VIOLATED" if paper["violated"] else "holds"
+        console.print(
+            f"the paper's own noise ({paper['formula']}) claims epsilon {paper['claimed_epsilon']:g} and really gives "
+            f"{paper['true_epsilon']:.5g}: the claim {verdict}",
+            markup=False,
+        )
+        for row in paper["releases"]:
+            stream, count, multiplier, std = release_cells(row)
+            console.print(f"  {count} x {stream}: {multiplier} x sensitivity, {std} x clip", markup=False)
+
+
+def release_cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    return row["stream"], str(row["count"]), f"{row['multiplier']:.5g}", f"{row['std_over_clip']:.5g}"
 
 
 def print_outcomes(outcomes: list[Any], best: int, column: str) -> None:

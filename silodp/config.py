@@ -36,11 +36,11 @@ class DataConfig(Section):
 
     source: str | list[str] | None = Field(
         default=None,
-        description="a dataset's name, a file, a folder or pattern with one file per silo, or a list of files",
+        description="a dataset's name, a file, or a folder, pattern or list with one file per silo",
     )
     silos: int | None = Field(default=None, ge=1, description="number of silos a single table is divided into")
     partition: str | None = Field(
-        default=None, description="iid, by-label, by-class, label-pairs, dirichlet, round-robin"
+        default=None, description="how a table is divided: see `silodp list`"
     )
     records: int | None = Field(default=None, ge=1, description="records of each silo (for `account`, or to cut silos)")
     sizes: list[int] | None = Field(default=None, description="records of each silo, when they differ")
@@ -50,7 +50,7 @@ class DataConfig(Section):
     alpha: float | None = Field(default=None, gt=0, description="concentration of the dirichlet partition")
     preprocess: list[str] = Field(default=[], description='steps in order, e.g. ["standardise", "pca:50", "bias"]')
     test: float | str | None = Field(
-        default=None, description="share of records held out for the test, or a file of them"
+        default=None, description="share held out for the test, or a file"
     )
     classes: list[str | int] | None = Field(default=None, description="the labels, when known beforehand")
     per_class: int | None = Field(default=None, ge=1, description="keep the first so many records of each class")
@@ -63,7 +63,7 @@ class ModelConfig(Section):
 
     kind: str = Field(
         default="logistic",
-        description="linear, ridge, logistic, softmax, mlp, cnn, or MODULE:FUNCTION returning a Model",
+        description="linear, ridge, logistic, softmax, mlp, cnn, or MODULE:FUNCTION giving a Model",
     )
     hidden: list[int] = Field(default=[], description="widths of the hidden layers of an mlp")
     activation: str | None = Field(default=None, description="softplus, sigmoid, relu, tanh")
@@ -127,10 +127,10 @@ class AlgorithmConfig(Section):
     step_size: float | None = Field(default=None, gt=0)
     clip: float | None = Field(default=None, gt=0, description="C1: clip norm of a record's gradient")
     clip_difference: float | None = Field(
-        default=None, gt=0, description="C2: clip norm of a difference per unit |x - y|"
+        default=None, gt=0, description="C2: clip of a difference per unit |x - y|"
     )
     clip_local: float | None = Field(
-        default=None, gt=0, description="C3: clip norm of a local difference per unit |x - y|"
+        default=None, gt=0, description="C3: as C2, in local steps"
     )
     capped: bool | None = Field(default=None, description="cap the clip of differences at 2 * clip")
     restart: int | None = Field(default=None, ge=1, description="T: rounds between fresh gradients")
@@ -148,7 +148,7 @@ class AlgorithmConfig(Section):
     participation: int | None = Field(default=None, ge=1, description="M: silos in a round; all when left out")
     schedule: Literal["random", "fixed"] = Field(
         default="random",
-        description="fixed: who takes part is drawn from the public seed beforehand, and only that is charged",
+        description="fixed: drawn from the public seed beforehand, and only that is charged",
     )
     weights: Literal["equal", "size"] = Field(default="equal", description="weights of silos in the objective")
     compressor: str | None = Field(default=None, description="identity, rand-k, qsgd, natural")
@@ -187,7 +187,7 @@ class RunConfig(Section):
     mode: Literal["simulation", "messages"] = "simulation"
     test_seed: bool = Field(
         default=False,
-        description="message mode: silos derive their noise from `seed`, as the simulation does; not private",
+        description="message mode: noise from `seed`, as in the simulation; not private",
     )
 
     @model_validator(mode="after")
@@ -205,7 +205,7 @@ class SweepConfig(Section):
     private_trials: float | None = Field(
         default=None,
         gt=0,
-        description="expected number of trials of a private selection; none: the optimum is not private",
+        description="mean number of trials of a private selection; none: not private",
     )
 
 
@@ -317,11 +317,12 @@ def suggestion(location: tuple[int | str, ...]) -> str:
 
 
 def to_toml(config: Config) -> str:
-    """The config as TOML, without what was left at its default."""
-    tree = config.model_dump(exclude_defaults=True)
+    """The whole config as TOML, defaults too: it means the same under a version with other defaults."""
+    tree = config.model_dump(exclude_none=True)
+    filled = {name: {k: v for k, v in section.items() if v not in ([], {})} for name, section in tree.items()}
     sections = [
         f"[{name}]\n" + "".join(f"{key} = {toml_literal(value)}\n" for key, value in section.items())
-        for name, section in tree.items()
+        for name, section in filled.items()
     ]
     return "\n".join(sections)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from silodp.config import parse_config, to_toml
 from silodp.data import FederatedData, SiloData
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -42,3 +45,17 @@ def silo_processes():
 
     with ExitStack() as stack:
         yield [stack.enter_context(SiloProcess()) for _ in range(3)]
+
+
+def write_silos(folder: Path, tree: dict[str, Any]) -> Path:
+    """Three CSV files with labels ill and well under folder/silos, and a config that trains on them."""
+    silos = folder / "silos"
+    silos.mkdir()
+    for i, silo in enumerate(made_data().silos):
+        frame = pd.DataFrame(silo.features, columns=[f"f{j}" for j in range(silo.features.shape[1])])
+        frame["outcome"] = np.where(silo.targets > 0, "ill", "well")
+        frame.to_csv(silos / f"silo{i}.csv", index=False)
+    data = {"source": str(silos), "target": "outcome"}
+    config = folder / "config.toml"
+    config.write_text(to_toml(parse_config({"data": data, **tree})), encoding="utf-8")
+    return config
