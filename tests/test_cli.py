@@ -1,0 +1,232 @@
+"""The commands as a user types them, on three small CSV files; the files of a run; stop and resume."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import load_file
+from typer.testing import CliRunner, Result
+
+from silodp import demo
+from silodp.algorithms import REGISTRY
+from silodp.cli import app
+from silodp.data import DATASETS
+from silodp.run import progress, simulate
+from silodp.run import runner as runs
+from silodp.run.directory import load_model
+from tests.conftest import write_silos
+
+TREE: dict[str, Any] = {
+    "model": {"kind": "logistic"},
+    "privacy": {"epsilon": 4.0, "delta": 1e-4},
+    "algorithm": {
+        "name": "spider",
+        "rounds": 6,
+        "step_size": 0.3,
+        "clip": 1.0,
+        "clip_difference": 0.7,
+        "restart": 3,
+    },
+    "run": {"every": 1, "seed": 3},
+}
+
+
+def silodp(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    write_silos(folder, TREE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(folder) -> Path:
+    """A run from the command line that nobody stopped."""
+    result = silodp("run", folder / "config.toml", "--out", folder / "whole")
+    assert result.exit_code == 0, result.output
+    assert "structured" in result.output
+    assert "(4, 0.0001)-DP" in result.output
+    return folder / "whole"
+
+
+def test_the_files_of_a_run(whole):
+    assert sorted(p.relative_to(whole).as_posix() for p in whole.rglob("*") if p.is_file()) == [
+        "certificate.json",
+        "certificate.txt",
+        "config.toml",
+        "figures/history.png",
+        "history.jsonl",
+        "model.safetensors",
+        "summary.json",
+    ]
+    rows = [json.loads(line) for line in (whole / "history.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert {"objective", "gradient_norm2", "bits_up", "bits_down", "record_gradients"} <= rows[0].keys()
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["final"] == rows[-1]
+    assert summary["stamp"] == "simulation: seeded noise, not private"
+    assert summary["versions"]["jax"] == jax.__version__
+    certificate = json.loads((whole / "certificate.json").read_text())
+    assert max(s["epsilon"] for s in certificate["silos"]) == summary["epsilon"] <= 4.0
+    assert (whole / "figures" / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_model_loads_in_its_own_shape(whole):
+    config = runs.load_config(whole / "config.toml")
+    prepared = runs.prepare(config)
+    like = prepared.parts.objective.unravel(prepared.setting.x0)
+    params = load_model(whole / "model.safetensors", like)
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, like)
+    assert not np.array_equal(jax.tree.leaves(params)[0], jax.tree.leaves(like)[0])
+
+
+def test_a_run_runs_again_from_its_own_config(whole, folder):
+    result = silodp("run", whole / "config.toml", "--out", folder / "again")
+    assert result.exit_code == 0, result.output
+    assert models_equal(whole, folder / "again")
+
+
+def models_equal(one: Path, other: Path) -> bool:
+    left, right = (load_file(d / "model.safetensors") for d in (one, other))
+    return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
+
+
+@contextmanager
+def stopping(total: int, done: int, title: str):
+    """Progress that presses Ctrl-C when the first chunk with round 2 or later arrives."""
+
+    def update(round: int, row: Any) -> None:
+        if round >= 2:
+            raise KeyboardInterrupt
+
+    yield update
+
+
+def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_bits(whole, folder, monkeypatch):
+    directory = folder / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "bars", lambda console: stopping)
+        patch.setattr(simulate, "SECONDS_PER_CALL", 0.0)  # one round a chunk
+        result = silodp("run", folder / "config.toml", "--out", directory)
+    assert result.exit_code == 130
+    assert f"silodp resume {directory}" in result.stderr
+    assert (directory / "checkpoint.safetensors").is_file()
+    assert not (directory / "summary.json").exists()
+
+    shown = silodp("show", directory)
+    assert shown.exit_code == 2
+    assert f"silodp resume {directory}" in shown.stderr
+
+    # A row written after the checkpoint, as by a crash between the two: it is computed again.
+    with (directory / "history.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 99.0}) + "\n")
+    resumed = silodp("resume", directory)
+    assert resumed.exit_code == 0, resumed.output
+    assert models_equal(whole, directory)
+    assert (directory / "history.jsonl").read_text() == (whole / "history.jsonl").read_text()
+    assert not (directory / "checkpoint.safetensors").exists()
+
+
+def test_what_cannot_be_resumed_is_said(whole, tmp_path):
+    assert "is complete; nothing to resume" in silodp("resume", whole).stderr
+    assert "is not a run: it has no config.toml" in silodp("resume", tmp_path).stderr
+
+
+def test_a_broken_checkpoint_is_refused(folder, whole):
+    directory = folder / "broken"
+    directory.mkdir()
+    (directory / "config.toml").write_text((whole / "config.toml").read_text())
+    (directory / "checkpoint.safetensors").write_bytes(b"not safetensors")
+    result = silodp("resume", directory)
+    assert result.exit_code == 2
+    assert "checkpoint.safetensors: cannot be read" in result.stderr
+
+
+def test_an_existing_run_is_never_overwritten(whole, folder):
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
+    for command in ("run", "sweep"):
+        result = silodp(command, folder / "config.toml", "--out", whole)
+        assert result.exit_code == 2
+        assert "already holds a run; give another directory" in result.stderr
+    assert {p: p.stat().st_mtime_ns for p in whole.rglob("*")} == before
+    assert "is a file" in silodp("run", folder / "config.toml", "--out", folder / "config.toml").stderr
+
+
+def test_set_changes_the_run_and_the_default_directory_is_new(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    changes = ["--set", "algorithm.name=dp-gd", "--set", "algorithm.rounds=2", "--set", "run.output=here"]
+    config = folder / "gd.toml"
+    config.write_text(re.sub(r"(clip_difference|restart) = .*\n", "", (folder / "config.toml").read_text()))
+    result = silodp("run", config, *changes)
+    assert result.exit_code == 0, result.output
+    (directory,) = (tmp_path / "here").iterdir()
+    assert directory.name.startswith("dp-gd-3-tables")
+    summary = json.loads((directory / "summary.json").read_text())
+    assert (summary["algorithm"], summary["final"]["round"]) == ("dp-gd", 2)
+
+
+def test_show(whole):
+    told = silodp("show", whole).output
+    assert "(4, 0.0001)-DP" in told
+    assert "Neighbouring inputs" in told
+    assert json.loads(silodp("show", whole, "--json").output) == json.loads((whole / "summary.json").read_text())
+
+
+def test_list_names_everything():
+    listed = json.loads(silodp("list", "--json").output)
+    assert [row["name"] for row in listed["algorithms"]] == list(REGISTRY)
+    assert listed["datasets"] == sorted(DATASETS)
+    assert "dirichlet" in listed["partitions"]
+    assert "spider" in silodp("list").output
+
+
+def test_sweep_writes_a_table_and_names_the_best(folder):
+    grid = 'sweep.grid={"algorithm.step_size" = [0.01, 0.3], "run.seed" = [0, 1]}'
+    result = silodp("sweep", folder / "config.toml", "--set", grid, "--out", folder / "swept")
+    assert result.exit_code == 0, result.output
+    assert "not private: selected on private data" in result.output
+    table = json.loads((folder / "swept" / "sweep.json").read_text())
+    assert len(table["settings"]) == 4
+    assert table["best"]["algorithm.step_size"] == 0.3
+    assert "is complete" in silodp("resume", folder / "swept").stderr
+    assert json.loads(silodp("show", folder / "swept").output) == table
+
+
+# --- the demo, without the four runs -----------------------------------------------------------------
+
+
+def test_the_demo_asks_for_what_it_says():
+    for epsilon in demo.EPSILONS:
+        config = demo.demo_config(epsilon)
+        assert config.privacy.epsilon == epsilon
+        assert (config.algorithm.name, config.privacy.trust, config.data.silos) == ("spider", "untrusted", 4)
+    settings = [demo.demo_config(e).model_copy(update={"privacy": None}) for e in demo.EPSILONS]
+    assert all(s == settings[0] for s in settings)  # as its printout claims
+
+
+def test_the_demo_table_and_figures(tmp_path):
+    def made(epsilon: float | None) -> runs.Run:
+        history = [{"round": float(r), "objective": 1.0 / (r + 1), "test_accuracy": 0.9} for r in range(3)]
+        timing = {"compile_seconds": 1.0, "run_seconds": 2.0}
+        summary = {"epsilon": epsilon, "timing": timing, "silos": [{}] * 4}
+        return runs.Run(tmp_path, None, history, None, None, summary, None)  # type: ignore[arg-type]
+
+    made_runs = [made(e) for e in demo.EPSILONS]
+    demo.draw(tmp_path, made_runs)
+    for name in ("accuracy-epsilon.png", "accuracy-rounds.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    console = Console(width=100, record=True)
+    console.print(demo.table_of(made_runs))
+    told = console.export_text()
+    assert all(word in told for word in ("4 silos", "no privacy", "0.900", "3.0"))
