@@ -219,7 +219,9 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
 
 def print_account(result: dict[str, Any]) -> None:
     title = f"{result['algorithm']}, {result['trust']} server, {result['calibration']} calibration, delta {result['delta']:g}"
-    table = Table("silo", "records", "epsilon", "stream", "releases", "noise / sensitivity", "noise / clip", title=title)
+    table = Table(
+        "silo", "records", "epsilon", "stream", "releases", "noise / sensitivity", "noise / clip", title=title
+    )
     for silo in result["silos"]:
         head = (silo["silo"], str(silo["records"]), f"{silo['epsilon']:.5g}")
         for i, row in enumerate(silo["releases"]):

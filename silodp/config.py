@@ -39,9 +39,7 @@ class DataConfig(Section):
         description="a dataset's name, a file, or a folder, pattern or list with one file per silo",
     )
     silos: int | None = Field(default=None, ge=1, description="number of silos a single table is divided into")
-    partition: str | None = Field(
-        default=None, description="how a table is divided: see `silodp list`"
-    )
+    partition: str | None = Field(default=None, description="how a table is divided: see `silodp list`")
     records: int | None = Field(default=None, ge=1, description="records of each silo (for `account`, or to cut silos)")
     sizes: list[int] | None = Field(default=None, description="records of each silo, when they differ")
     target: str | None = Field(default=None, description="name of the target column")
@@ -49,9 +47,7 @@ class DataConfig(Section):
     task: Literal["classification", "regression"] | None = None
     alpha: float | None = Field(default=None, gt=0, description="concentration of the dirichlet partition")
     preprocess: list[str] = Field(default=[], description='steps in order, e.g. ["standardise", "pca:50", "bias"]')
-    test: float | str | None = Field(
-        default=None, description="share held out for the test, or a file"
-    )
+    test: float | str | None = Field(default=None, description="share held out for the test, or a file")
     classes: list[str | int] | None = Field(default=None, description="the labels, when known beforehand")
     per_class: int | None = Field(default=None, ge=1, description="keep the first so many records of each class")
     limit: int | None = Field(default=None, ge=1, description="keep so many records, drawn by `seed`")
@@ -126,12 +122,8 @@ class AlgorithmConfig(Section):
     rounds: int = Field(default=50, ge=1)
     step_size: float | None = Field(default=None, gt=0)
     clip: float | None = Field(default=None, gt=0, description="C1: clip norm of a record's gradient")
-    clip_difference: float | None = Field(
-        default=None, gt=0, description="C2: clip of a difference per unit |x - y|"
-    )
-    clip_local: float | None = Field(
-        default=None, gt=0, description="C3: as C2, in local steps"
-    )
+    clip_difference: float | None = Field(default=None, gt=0, description="C2: clip of a difference per unit |x - y|")
+    clip_local: float | None = Field(default=None, gt=0, description="C3: as C2, in local steps")
     capped: bool | None = Field(default=None, description="cap the clip of differences at 2 * clip")
     restart: int | None = Field(default=None, ge=1, description="T: rounds between fresh gradients")
     batch: int | None = Field(default=None, ge=1, description="b: records of a silo in a round; all when left out")

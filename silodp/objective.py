@@ -54,6 +54,10 @@ class Objective(eqx.Module):
         return jax.vmap(self.model.loss, in_axes=(None, 0))(self.unravel(x), records)
 
 
+def parameter_count(model: Model) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+
+
 def build_objective(model: Model, record: PyTree, engine: str = "auto") -> Objective:
     """Fix the flat layout of a model's parameters and choose the gradient engine for one of its records."""
     params = model.init(jax.random.key(0))

@@ -15,7 +15,7 @@ import numpy as np
 from silodp.core import Account
 from silodp.privacy import accountant
 from silodp.privacy.events import Releases, Spent
-from silodp.privacy.plan import Plan
+from silodp.privacy.plan import Plan, planned
 
 SIMULATED = "simulation: seeded noise, not private"
 NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
@@ -66,7 +66,7 @@ class Context:
 def settle(plan: Plan, account: Account) -> list[list[Spent]]:
     """What each silo really spent; an error when that is not what the plan allows."""
     counted: list[list[Spent]] = []
-    for silo, size in enumerate(plan.federates.sizes):
+    for silo in range(len(plan.federates.sizes)):
         own = []
         for stream in plan.streams[silo]:
             tally = account.tallies[stream.name]
@@ -75,7 +75,7 @@ def settle(plan: Plan, account: Account) -> list[list[Spent]]:
             floor = float(plan.protecting(stream.name)[silo])
             check_tally(plan, silo, stream.name, count, stream.count, multiplier, floor)
             if count:
-                releases = Releases(stream.name, count, stream.batch.sampling(size))
+                releases = Releases(stream.name, count, planned(stream, silo, plan.federates).sampling)
                 # Rounded to float32 on the way: never report more noise than the plan's own number.
                 own.append(Spent(releases, max(floor, multiplier * (1 - ROUNDING))))
         counted.append(own)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from silodp.core import Algorithm, Stream
 from silodp.privacy import accountant
-from silodp.privacy.events import Releases, Spent
+from silodp.privacy.events import Full, Masked, Releases, Spent
 
 VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
 LOCAL = "local"  # the stream whose noise a silo adds itself under every trust model
@@ -42,6 +42,7 @@ class Federates:
     rounds: int
     participation: int | None = None
     attendance: tuple[tuple[int, ...], ...] | None = None  # the rounds of each silo, if fixed beforehand
+    mask: tuple[int, int] | None = None  # rand-k's (keep, parameters), when accounted as hiding the rest
 
     def rounds_of(self, silo: int) -> Sequence[int]:
         return range(self.rounds) if self.attendance is None else self.attendance[silo]
@@ -69,7 +70,7 @@ class Plan:
 
     def spent(self, silo: int) -> list[Spent]:
         return [
-            Spent(planned(stream, self.federates.sizes[silo]), float(self.protecting(stream.name)[silo]))
+            Spent(planned(stream, silo, self.federates), float(self.protecting(stream.name)[silo]))
             for stream in self.streams[silo]
             if stream.count
         ]
@@ -89,15 +90,17 @@ class Plan:
         return nominal * np.max(weights * bounds)
 
 
-def make_plan(algorithm: Algorithm, federates: Federates, target: Target) -> Plan:
-    """Calibrate every stream of every silo to the target, together."""
+def make_plan(
+    algorithm: Algorithm, federates: Federates, target: Target, printed: Sequence[Mapping[str, float]] | None = None
+) -> Plan:
+    """Calibrate every stream of every silo to the target, together; or take a paper's `printed` multipliers."""
     streams = tuple(
         tuple(algorithm.releases(i, federates.sizes, federates.rounds_of(i))) for i in range(len(federates.sizes))
     )
     shares = stream_shares(algorithm, streams, target, federates.rounds)
+    targets = [target if printed is None else replace(target, multipliers=own) for own in printed or streams]
     needed = [
-        silo_multipliers([planned(s, n) for s in own], target, shares)
-        for own, n in zip(streams, federates.sizes, strict=True)
+        silo_multipliers([planned(s, i, federates) for s in own], targets[i], shares) for i, own in enumerate(streams)
     ]
     names = [stream.name for stream in streams[0]]
     return Plan(federates, target, streams, {name: shared(name, needed, federates, streams) for name in names})
@@ -170,5 +173,11 @@ def bounds_over_clip(federates: Federates, streams: tuple[tuple[Stream, ...], ..
     return np.array([rule.bound_over_clip(size) for rule, size in pairs])
 
 
-def planned(stream: Stream, records: int) -> Releases:
-    return Releases(stream.name, stream.count, stream.batch.sampling(records))
+def planned(stream: Stream, silo: int, federates: Federates) -> Releases:
+    """The stream as the accountant sees it from this silo."""
+    sampling = stream.batch.sampling(federates.sizes[silo])
+    if federates.mask is not None and stream.name != LOCAL:
+        if not isinstance(sampling, Full):
+            raise ValueError("privacy.mask_amplification: only known for full batches; leave out algorithm.batch")
+        sampling = Masked(*federates.mask)
+    return Releases(stream.name, stream.count, sampling)

@@ -108,10 +108,9 @@ class SimulatedFederation:
         )
         value = task(silo, *public).value
         lift = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
-        down = 32.0 * sum(p.size for p in public)
         self.ends = Ends(
             put(one)(ends.memory, lift(silo.memory)), ends.silo_channel, ends.server_channel,
-            put(one)(ends.accounts, lift(silo.account)), ends.bits + jnp.array([32.0 * value.size, down]),
+            put(one)(ends.accounts, lift(silo.account)), ends.bits + jnp.array([32.0 * value.size, array_bits(public)]),
         )  # fmt: skip
         return value
 
@@ -140,8 +139,12 @@ class SimulatedFederation:
 
     def _bits(self, messages: PyTree, public: tuple[Array, ...], present: int) -> Float[Array, "2"]:
         one = jax.tree.map(lambda leaf: leaf[0], messages)
-        down = 32 * sum(p.size for p in public)
-        return present * jnp.array([self.channel.message_bits(one), down], jnp.float32)
+        return present * jnp.array([self.channel.message_bits(one), array_bits(public)], jnp.float32)
+
+
+def array_bits(arrays: tuple[Array, ...]) -> float:
+    """Bits of public arguments on the wire."""
+    return 8.0 * sum(jnp.asarray(a).size * jnp.asarray(a).dtype.itemsize for a in arrays)
 
 
 def participants(server: Randomness, silos: int, count: int | None) -> Int[Array, " m"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from silodp.build import Assembled, Facts, assemble, checked_algorithm, initial_point, schedule_of, stacked
+from silodp.build import Assembled, Facts, assemble, initial_point, model_of, stacked
 from silodp.config import Config, ConfigError, load_config, parse_config
 from silodp.core import Account
 from silodp.data import FederatedData, load_data
 from silodp.models import Model
+from silodp.objective import parameter_count
+from silodp.planning import claim_of, plan_of
 from silodp.plots import history_figure
-from silodp.privacy.certificate import Context, as_text, certificate, settle
-from silodp.privacy.plan import Federates, Plan, Target, make_plan
+from silodp.privacy.certificate import SIMULATED, Context, as_text, certificate, settle
+from silodp.privacy.plan import Plan
 from silodp.run.directory import RunDirectory, versions
+from silodp.run.measure import measure
 from silodp.run.messages import MessageFederation, SiloProcess, set_up
 from silodp.run.progress import Progress, silent
 from silodp.run.simulate import (
@@ -86,9 +89,9 @@ def prepare(config: Config, data: FederatedData | None = None, model: Model | No
     data = data if data is not None else read_data(config)
     facts = Facts.of(data)
     silos = stacked(data, config.algorithm.weights)
-    plan = plan_of(config, facts.sizes, facts.names, np.asarray(silos.weights))
-    multipliers = {} if plan is None else plan.multipliers
-    parts = assemble(config, facts, multipliers, model)
+    model = model or model_of(config.model, facts)
+    plan = plan_of(config, facts.sizes, facts.names, parameter_count(model))
+    parts = assemble(config, facts, {} if plan is None else plan.multipliers, model)
     problem = Problem(
         objective=parts.objective,
         silos=silos,
@@ -103,27 +106,6 @@ def prepare(config: Config, data: FederatedData | None = None, model: Model | No
 
 def setting_of(parts: Assembled, seed: int) -> Setting:
     return Setting(parts.algorithm, parts.channel, jax.random.key(seed), initial_point(parts.objective, seed))
-
-
-def plan_of(config: Config, sizes: tuple[int, ...], names: tuple[str, ...], weights: np.ndarray) -> Plan | None:
-    """The plan of a private run; None for a run without privacy."""
-    algorithm = checked_algorithm(config, sizes, names)
-    options, privacy = config.algorithm, config.privacy
-    if not privacy.private:
-        return None
-    federates = Federates(
-        sizes,
-        tuple(weights.tolist()),
-        privacy.trust,
-        options.rounds,
-        options.participation,
-        schedule_of(config, len(sizes)),
-    )
-    target = Target(privacy.delta, privacy.epsilon, privacy.gdp, privacy.multipliers, privacy.split)
-    try:
-        return make_plan(algorithm, federates, target)
-    except ValueError as error:
-        raise ConfigError(f"privacy: {error}" if not str(error).startswith("privacy") else str(error)) from None
 
 
 def run(
@@ -222,9 +204,7 @@ def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress
     return finish(prepared, directory, history.rows, state.x, drawn, account, timing)
 
 
-def measurement(prepared: Prepared):
-    from silodp.run.measure import measure
-
+def measurement(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
     problem = prepared.problem
     compiled = jax.jit(lambda x: measure(problem.objective, problem.silos, problem.test, prepared.parts.algorithm, x))
     return lambda x: {name: float(value) for name, value in compiled(x).items()}
@@ -275,8 +255,6 @@ def finish(
 def context_of(prepared: Prepared) -> Context:
     run = prepared.config.run
     real = run.mode == "messages" and not run.test_seed
-    from silodp.privacy.certificate import SIMULATED
-
     return Context(
         prepared.config.algorithm.name,
         prepared.parts.facts.names,
@@ -284,6 +262,7 @@ def context_of(prepared: Prepared) -> Context:
         None if real else SIMULATED,
         versions(),
         prepared.config.privacy.calibration,
+        claim_of(prepared.config) if prepared.config.privacy.calibration == "paper" else None,
     )
 
 

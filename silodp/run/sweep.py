@@ -21,9 +21,10 @@ from silodp.build import assemble
 from silodp.config import Config, ConfigError, parse_config
 from silodp.data import FederatedData
 from silodp.models import Model
+from silodp.planning import plan_of
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.progress import Progress, silent
-from silodp.run.runner import Prepared, as_config, plan_of, prepare, setting_of, source_name
+from silodp.run.runner import Prepared, as_config, prepare, setting_of, source_name
 from silodp.run.simulate import Chunk, Setting, begin, compile_run, simulate
 
 SWEPT = ("algorithm", "privacy", "run")
@@ -94,8 +95,9 @@ def sweep(
 def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared:
     """Another setting of the same data and model."""
     facts = prepared.parts.facts
-    plan = plan_of(config, facts.sizes, facts.names, np.asarray(prepared.problem.silos.weights))
-    parts = assemble(config, facts, {} if plan is None else plan.multipliers, model or prepared.parts.objective.model)
+    objective = prepared.parts.objective
+    plan = plan_of(config, facts.sizes, facts.names, objective.parameters)
+    parts = assemble(config, facts, {} if plan is None else plan.multipliers, model or objective.model)
     parts = dataclasses.replace(parts, objective=prepared.problem.objective)
     options = config.algorithm
     problem = dataclasses.replace(

@@ -1,0 +1,128 @@
+"""`silodp account`: the noise for a target, or the epsilon of given noise, before there is any data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from silodp.config import Config, ConfigError, parse_config
+from silodp.planning import claim_of, plan_of
+from silodp.plots import curve_figure
+from silodp.privacy import accountant
+from silodp.privacy.plan import Plan
+
+# What a run needs but a privacy statement does not depend on.
+PLACEHOLDERS = {
+    "step_size": 1.0,
+    "clip": 1.0,
+    "clip_difference": 1.0,
+    "clip_local": 1.0,
+    "diameter": 1.0,
+    "momentum": 0.5,
+    "snapshot_probability": 0.5,
+}
+
+
+def account(config: Config) -> dict[str, Any]:
+    """Epsilon and noise of every silo, and the paper's own calibration beside them."""
+    plan = planned(config)
+    return {
+        "algorithm": config.algorithm.name,
+        "trust": config.privacy.trust,
+        "calibration": config.privacy.calibration,
+        "delta": config.privacy.delta,
+        "silos": [silo_row(plan, i) for i in range(len(plan.streams))],
+        "paper": paper_row(config),
+    }
+
+
+def planned(config: Config, calibration: str | None = None) -> Plan:
+    if not config.privacy.private:
+        raise ConfigError("privacy.epsilon is missing: give a target (epsilon or gdp), or privacy.multipliers")
+    sizes = sizes_of(config)
+    names = [f"silo {i}" for i in range(len(sizes))]
+    plan = plan_of(with_placeholders(config), sizes, names, config.model.parameters, calibration)
+    assert plan is not None
+    return plan
+
+
+def sizes_of(config: Config) -> tuple[int, ...]:
+    """Sizes from the config; from the data only when the config names some and gives no sizes."""
+    data = config.data
+    if data.sizes is not None:
+        return tuple(data.sizes)
+    if data.silos is not None and data.records is not None:
+        return (data.records,) * data.silos
+    if data.source is None:
+        raise ConfigError("data.silos and data.records are missing: give both, or data.sizes")
+    from silodp.run.runner import read_data
+
+    return read_data(config).sizes
+
+
+def with_placeholders(config: Config) -> Config:
+    """Numbers that do not matter here need not be given; those a guess of the best split rests on do."""
+    from silodp.algorithms import find
+
+    if config.privacy.split == "optimal":
+        return config
+    fields = find(config.algorithm.name).build.__dataclass_fields__
+    given = config.algorithm.model_dump(exclude_none=True)
+    missing = {name: value for name, value in PLACEHOLDERS.items() if name in fields and name not in given}
+    tree = config.model_dump(exclude_unset=True)
+    tree["algorithm"] = missing | tree.get("algorithm", {})
+    return parse_config(tree)
+
+
+def silo_row(plan: Plan, silo: int) -> dict[str, Any]:
+    return {
+        "silo": f"silo {silo}",
+        "records": plan.federates.sizes[silo],
+        "epsilon": plan.epsilon(silo),
+        "releases": release_rows(plan, silo),
+    }
+
+
+def release_rows(plan: Plan, silo: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "stream": stream.name,
+            "count": stream.count,
+            "multiplier": float(plan.protecting(stream.name)[silo]),
+            "std_over_clip": float(plan.std_over_clip(stream.name)[silo]),
+        }
+        for stream in plan.streams[silo]
+        if stream.count
+    ]
+
+
+def paper_row(config: Config) -> dict[str, Any] | None:
+    """What the paper's formula adds and really gives, for the silo it protects least."""
+    claim = claim_of(config)
+    if claim is None:
+        return None
+    plan = planned(config, "paper")
+    epsilons = [plan.epsilon(i) for i in range(len(plan.streams))]
+    worst = int(np.argmax(epsilons))
+    return {
+        "formula": claim.formula,
+        "claimed_epsilon": claim.epsilon,
+        "true_epsilon": epsilons[worst],
+        "violated": bool(epsilons[worst] > claim.epsilon * (1 + 1e-6)),
+        "releases": release_rows(plan, worst),
+    }
+
+
+def draw_curves(config: Config, path: Path) -> None:
+    """delta(epsilon) of the worst silo, exact and as the paper calibrates."""
+    lines = {}
+    plans = {config.privacy.calibration: planned(config)}
+    if claim_of(config) is not None:
+        plans["paper"] = planned(config, "paper")
+    for label, plan in plans.items():
+        worst = int(np.argmax([plan.epsilon(i) for i in range(len(plan.streams))]))
+        epsilons = np.linspace(0.0, 2 * plan.epsilon(worst), 41)[1:]
+        lines[label] = (epsilons.tolist(), accountant.curve(plan.spent(worst), epsilons.tolist()).tolist())
+    curve_figure(path, lines, "epsilon", "delta", log_y=True)

@@ -1,0 +1,85 @@
+"""A config's plan: the exact calibration, or a paper's printed one with what it really gives beside the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from silodp.build import checked_algorithm, compression_of, schedule_of
+from silodp.compressors import RandK
+from silodp.config import Config, ConfigError
+from silodp.privacy import gaussian
+from silodp.privacy.certificate import Claim
+from silodp.privacy.plan import Federates, Plan, Target, make_plan
+from silodp.privacy.printed import FORMULAS, Case
+
+
+def silo_weights(sizes: Sequence[int], weights: str) -> np.ndarray:
+    """Each silo's part of the objective."""
+    share = np.asarray(sizes, np.float64) if weights == "size" else np.ones(len(sizes))
+    return share / share.sum()
+
+
+def plan_of(
+    config: Config, sizes: Sequence[int], names: Sequence[str], parameters: int | None, calibration: str | None = None
+) -> Plan | None:
+    """The plan of a private run; None for a run without privacy. Nothing is computed on records."""
+    algorithm = checked_algorithm(config, sizes, names)
+    privacy = config.privacy
+    if not privacy.private:
+        return None
+    federates = Federates(
+        tuple(sizes),
+        tuple(silo_weights(sizes, config.algorithm.weights).tolist()),
+        privacy.trust,
+        config.algorithm.rounds,
+        config.algorithm.participation,
+        schedule_of(config, len(sizes)),
+        mask_of(config, parameters),
+    )
+    target = Target(privacy.delta, privacy.epsilon, privacy.gdp, privacy.multipliers, privacy.split)
+    try:
+        paper = (calibration or privacy.calibration) == "paper"
+        return make_plan(algorithm, federates, target, printed_multipliers(config, sizes) if paper else None)
+    except ValueError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith("privacy") else f"privacy.{text}") from None
+
+
+def mask_of(config: Config, parameters: int | None) -> tuple[int, int] | None:
+    """(keep, parameters) when rand-k's mask is to be accounted."""
+    if not config.privacy.mask_amplification:
+        return None
+    if parameters is None:
+        raise ConfigError("model.parameters is missing: privacy.mask_amplification depends on it")
+    compression = compression_of(config.algorithm, config.privacy.trust, parameters)
+    if compression is None or not isinstance(compression[0], RandK):
+        raise ConfigError("privacy.mask_amplification = true: needs algorithm.compressor = 'rand-k'")
+    return compression[0].keep, parameters
+
+
+def claim_of(config: Config) -> Claim | None:
+    """What the paper says the epsilon is; None when it prints no calibration for this algorithm and target."""
+    privacy, name = config.privacy, config.algorithm.name
+    if name not in FORMULAS or (privacy.epsilon is None and (privacy.gdp is None or name != "mu2")):
+        return None
+    claimed = privacy.epsilon
+    if claimed is None:
+        assert privacy.gdp is not None
+        claimed = gaussian.epsilon_of(privacy.delta, privacy.gdp)
+    return Claim(claimed, FORMULAS[name][0])
+
+
+def printed_multipliers(config: Config, sizes: Sequence[int]) -> list[dict[str, float]]:
+    """The paper's multipliers for each silo."""
+    claim = claim_of(config)
+    if claim is None:
+        name = config.algorithm.name
+        reason = "no paper prints one" if name not in FORMULAS else "it needs privacy.epsilon"
+        raise ValueError(f"calibration = 'paper': not available for {name}: {reason}")
+    formula, privacy = FORMULAS[config.algorithm.name][1], config.privacy
+    cases = [
+        Case(config.algorithm, claim.epsilon, privacy.delta, records, len(sizes), privacy.gdp) for records in sizes
+    ]
+    return [formula(case) for case in cases]
