@@ -1,0 +1,108 @@
+"""A sweep gives what its settings give one by one, in one program for one shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from silodp import sweep
+from silodp.config import Config, ConfigError, parse_config
+from silodp.run import sweep as machinery
+from silodp.run.runner import run
+from silodp.run.sweep import best_of, save_sweep, with_values
+
+GRID = {
+    "algorithm.step_size": [0.1, 0.5],
+    "algorithm.clip": [0.5, 1.0],
+    "privacy.epsilon": [1.0, 8.0],
+    "run.seed": [0.0, 1.0],
+}
+
+
+def swept(grid: dict[str, list[float]], **options: Any) -> Config:
+    algorithm = {"name": "spider", "rounds": 4, "step_size": 0.3, "clip": 1.0, "clip_difference": 0.7, "restart": 2}
+    tree = {
+        "privacy": {"epsilon": 4.0, "delta": 1e-4},
+        "algorithm": algorithm,
+        "run": {"every": 2},
+        "sweep": {"grid": grid} | options,
+    }
+    return parse_config(tree)
+
+
+@pytest.fixture
+def compiles(monkeypatch) -> list[int]:
+    """Sizes of the groups that were compiled."""
+    sizes: list[int] = []
+
+    def counted(problem, setting, carry, *, sweep):
+        sizes.append(len(setting.x0))
+        return original(problem, setting, carry, sweep=sweep)
+
+    original = machinery.compile_run
+    monkeypatch.setattr(machinery, "compile_run", counted)
+    return sizes
+
+
+def test_every_outcome_is_that_of_a_single_run(data, compiles, tmp_path):
+    config = swept(GRID)
+    outcomes = sweep(config, data=data)
+    assert compiles == [16]
+    assert [o.values["run.seed"] for o in outcomes[:3]] == [0, 1, 0]  # the last key turns fastest
+    for i in (5, 10):  # two settings that differ in every key
+        single = run(with_values(config, outcomes[i].values), data=data, out=tmp_path / str(i))
+        flat = jax.flatten_util.ravel_pytree(single.params)[0]
+        np.testing.assert_allclose(outcomes[i].x, np.asarray(flat), rtol=1e-4, atol=1e-5)
+        assert outcomes[i].epsilon == pytest.approx(single.summary["epsilon"])
+        assert len(outcomes[i].history) == len(single.history)
+        for mine, theirs in zip(outcomes[i].history, single.history, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4)
+    assert len({o.x.tobytes() for o in outcomes}) == 16
+
+
+def test_what_shapes_the_program_is_grouped(data, compiles):
+    outcomes = sweep(swept({"algorithm.rounds": [2.0, 3.0], "algorithm.step_size": [0.1, 0.5]}), data=data)
+    assert compiles == [2, 2]
+    assert [o.history[-1]["round"] for o in outcomes] == [2, 2, 3, 3]
+
+
+def test_the_best_is_chosen_and_said_to_be_not_private(data, tmp_path):
+    outcomes = sweep(swept({"algorithm.step_size": [1e-4, 0.5]}), data=data)
+    assert best_of(outcomes, "objective") == 1
+    for outcome, accuracy in zip(outcomes, (0.9, 0.8), strict=True):
+        outcome.history[-1]["test_accuracy"] = accuracy
+    assert best_of(outcomes, "test_accuracy") == 0  # the largest, unlike an objective
+    outcomes[1].history[-1]["objective"] = float("nan")  # a diverged setting is never the best
+    assert best_of(outcomes, "objective") == 0
+    outcomes[0].history[-1]["objective"] = float("inf")
+    with pytest.raises(ConfigError, match="every setting diverged"):
+        save_sweep(swept({}), outcomes, "made", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("grid", "told"),
+    [
+        ({}, "sweep.grid is empty"),
+        ({"step_size": [1.0]}, "only algorithm, privacy, run keys can be swept"),
+        ({"data.silos": [1.0]}, "only algorithm, privacy, run keys can be swept"),
+        ({"algorithm.step_size": []}, "give at least one value"),
+        ({"algorithm.stepsize": [1.0]}, "algorithm.stepsize: unknown key (did you mean step_size?)"),
+        ({"algorithm.step_size": [0.1, -1.0]}, "algorithm.step_size = -1.0: must be"),
+        ({"algorithm.rounds": [2.5]}, "algorithm.rounds = 2.5: must be a valid integer"),
+    ],
+)
+def test_a_wrong_grid_is_refused_before_anything_runs(grid, told, data, compiles):
+    with pytest.raises(ConfigError) as caught:
+        sweep(swept(grid), data=data)
+    assert told in str(caught.value)
+    assert compiles == []
+
+
+def test_a_column_that_is_not_measured_is_refused_before_anything_is_compiled(data, compiles):
+    with pytest.raises(ConfigError, match=r"sweep.select = 'test_mse': not measured; measured: .*test_accuracy"):
+        sweep(swept({"algorithm.step_size": [0.1]}, select="test_mse"), data=data)
+    assert compiles == []
