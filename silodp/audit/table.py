@@ -1,0 +1,192 @@
+"""One row for every algorithm and trust model: claim, measurement, verdict."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from scipy.stats import norm as gaussian
+
+from silodp.algorithms import REGISTRY, Entry, find
+from silodp.audit import attack
+from silodp.audit.attack import Reading
+from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, canary_data, canary_model, make_canaries
+from silodp.audit.observe import View, observe
+from silodp.config import Config, ConfigError, parse_config
+from silodp.privacy import accountant
+from silodp.privacy.plan import Plan
+from silodp.run.runner import Prepared, prepare
+from silodp.sampling import Cumulative, OnePass
+
+ROUNDS = 6
+KINDS = (STEADY, TURNING)
+EPSILON, DELTA = 8.0, 1e-5  # loose on purpose: what leaks is then large against the standard error
+WEAK = 0.9  # a claim that is attained must be read at least to this part
+OK, EXCEEDED, BLIND, REPEATED = "ok", "claim exceeded", "canaries too weak", "noise repeats"
+STANDARD_ERRORS = 5  # of a correlation: there are some hundred pairs of releases in the table
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one algorithm under one trust model claims and shows. None: no silo adds noise of its own."""
+
+    algorithm: str
+    trust: str
+    streams: tuple[str, ...]
+    claim_mu: float
+    measured_mu: float
+    standard_error: float
+    verdict: str
+    noise_correlation_rounds: float
+    noise_correlation_silos: float | None
+
+
+def audit(algorithms: Sequence[str] | None = None, trusts: Sequence[str] | None = None, *, seed: int = 0) -> list[Row]:
+    """A row for each named private algorithm (default: all) under each of its trust models (or those named)."""
+    names = [name for name, entry in REGISTRY.items() if entry.private] if algorithms is None else algorithms
+    for name in names:
+        refuse(name, find(name), trusts)
+    cases = [(name, t) for name in names for t in REGISTRY[name].trusts if trusts is None or t in trusts]
+    if not cases:
+        supported = " or ".join(REGISTRY[names[0]].trusts)
+        raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
+    # Most of the time goes into compiling, which lets other threads work.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda case: audit_one(case[0], case[1], seed), cases))
+
+
+def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
+    if not entry.private:
+        raise ConfigError(f"algorithm.name = {name!r}: adds no noise, so it claims nothing to audit")
+    known = {trust for each in REGISTRY.values() for trust in each.trusts}
+    for trust in trusts or ():
+        if trust not in known:
+            raise ConfigError(f"privacy.trust = {trust!r}: unknown; known: {', '.join(sorted(known))}")
+
+
+def audit_one(name: str, trust: str, seed: int) -> Row:
+    canaries = make_canaries(seed)
+    coordinates = canaries.sign.size
+    prepared = prepare(small_run(name, trust, seed, coordinates), canary_data(canaries), canary_model(coordinates))
+    assert prepared.plan is not None
+    views = observe(prepared, canaries.blank)
+    claim, attained = claimed(prepared.plan)
+    read = attack.separation if attained else attack.guessing
+    readings = [read(scores(prepared, views, canaries, kind)) for kind in KINDS]
+    worst = max(readings, key=lambda reading: reading.least)
+    rounds, silos = noise_correlations(views, canaries)
+    limit = STANDARD_ERRORS / math.sqrt(canaries.blank.sum())
+    return Row(
+        name,
+        trust,
+        tuple(dict.fromkeys(s.name for own in prepared.plan.streams for s in own if s.count)),
+        claim,
+        worst.mu,
+        worst.error,
+        verdict(claim, attained, worst, max(rounds, silos or 0.0) > limit),
+        rounds,
+        silos,
+    )
+
+
+def verdict(claim: float, attained: bool, worst: Reading, repeated: bool) -> str:
+    if worst.least > claim:
+        return EXCEEDED
+    if repeated:
+        return REPEATED
+    return BLIND if attained and worst.most < WEAK * claim else OK
+
+
+def small_run(name: str, trust: str, seed: int, coordinates: int) -> Config:
+    """The algorithm's example, with batches and messages that suit so many records and parameters."""
+    entry = find(name)
+    options: dict[str, Any] = {"name": name, "rounds": ROUNDS, "step_size": STEP_SIZE} | entry.example
+    half = min(SIZES) // 2
+    chunk = min(SIZES) // ROUNDS if entry.sampling in ("one-pass", "cumulative") else half
+    suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": coordinates // 2}
+    options |= {key: value for key, value in suited.items() if key in options}
+    return parse_config(
+        {
+            "privacy": {"trust": trust, "epsilon": EPSILON, "delta": DELTA, "split": 0.5},
+            "algorithm": options,
+            "run": {"seed": seed},
+        }
+    )
+
+
+def claimed(plan: Plan) -> tuple[float, bool]:
+    """The plan's mu, averaged over canaries, and whether it is attained: so it is for plainly Gaussian releases.
+
+    Otherwise the mu of a Gaussian mechanism under which signs can be guessed as often as delta(0) admits.
+    """
+    sizes = np.array(plan.federates.sizes)
+    exact = [accountant.gdp(plan.spent(silo)) for silo in range(sizes.size)]
+    known = [mu for mu in exact if mu is not None]
+    if len(known) == sizes.size:
+        return float(sizes @ known / sizes.sum()), True
+    advantage = [min(accountant.delta(plan.spent(silo), 0.0), 1.0) for silo in range(sizes.size)]
+    return 2 * float(gaussian.ppf((1 + sizes @ advantage / sizes.sum()) / 2)), False
+
+
+def scores(prepared: Prepared, views: list[View], canaries: Canaries, kind: int) -> list[attack.Scores]:
+    """Scores of one kind of canary, in groups that are equally exposed as far as everybody knows."""
+    groups = []
+    for silo, view in enumerate(views):
+        releases = np.stack(view.releases)
+        noise = releases[:, canaries.blank]
+        for chosen in exposed_alike(prepared, canaries, silo):
+            rows = chosen & (canaries.kind == kind)
+            groups.append(attack.agreement(releases[:, rows], canaries.sign[rows], noise))
+    return groups
+
+
+def exposed_alike(prepared: Prepared, canaries: Canaries, silo: int) -> list[np.ndarray]:
+    """One group, or the chunks of a single pass, whose rounds are public. Of running sums the first chunk: the claim
+    is about the record that is in all of them."""
+    own = canaries.silo == silo
+    rule = getattr(prepared.setting.algorithm, "batch", None)
+    if not isinstance(rule, OnePass):
+        return [own]
+    chunk = int(rule.divisor(int(own.sum())))
+    rounds = 1 if isinstance(rule, Cumulative) else prepared.problem.rounds
+    return [own & (canaries.position // chunk == r) for r in range(rounds)]
+
+
+def noise_correlations(views: list[View], canaries: Canaries) -> tuple[float, float | None]:
+    """Between releases about one silo, and between silos that add noise themselves."""
+    noises = [np.stack(view.releases)[:, canaries.blank] for view in views]
+    rounds = max(attack.repeated_noise(noise) for noise in noises)
+    own = [noise[np.array(view.own_noise)] for noise, view in zip(noises, views, strict=True)]
+    if any(not len(noise) for noise in own):
+        return rounds, None
+    pairs = [(a, b) for i, a in enumerate(own) for b in own[:i]]
+    return rounds, max((attack.shared_noise(a, b) for a, b in pairs), default=None)
+
+
+def plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows for JSON, which has no infinity: a release without noise measures null."""
+    finite = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
+    return [{key: finite(value) for key, value in asdict(row).items()} for row in rows]
+
+
+def render(rows: Sequence[Row]) -> Table:
+    table = Table("algorithm", "trust", "streams", "claim", "measured", "noise between rounds", "between silos", "")
+    for row in rows:
+        table.add_row(
+            row.algorithm,
+            row.trust,
+            ", ".join(row.streams),
+            f"{row.claim_mu:.3f}",
+            f"{row.measured_mu:.3f} +- {row.standard_error:.3f}",
+            f"{row.noise_correlation_rounds:.3f}",
+            "-" if row.noise_correlation_silos is None else f"{row.noise_correlation_silos:.3f}",
+            row.verdict,
+            style=None if row.verdict == OK else "bold red",
+        )
+    return table

@@ -1,0 +1,232 @@
+"""The audit passes the code as it is and convicts it once it is broken: each mutant is one seeded bug."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from silodp.algorithms import REGISTRY
+from silodp.algorithms.differences import RecursiveDifference
+from silodp.audit import attack, audit, canaries, table
+from silodp.audit.table import BLIND, EXCEEDED, OK, REPEATED, Row
+from silodp.channels import UntrustedServer, gaussian
+from silodp.channels.gaussian import evaluated
+from silodp.cli import app
+from silodp.config import ConfigError
+from silodp.core import RecordMean, Release
+from silodp.run import federation
+
+
+def verdicts(name: str, trust: str = "untrusted") -> Row:
+    (row,) = audit([name], [trust])
+    return row
+
+
+@pytest.mark.parametrize(
+    ("name", "trust"),
+    [("dp-gd", "trusted"), ("diff2-gd", "trusted"), ("diff2-gd", "untrusted"), ("local-sgd", "untrusted"),
+     ("mu2", "untrusted"), ("soteria-gd", "untrusted")],
+)  # fmt: skip
+def test_clean_code_passes(name, trust):
+    row = verdicts(name, trust)
+    assert row.verdict == OK
+    assert abs(row.measured_mu - row.claim_mu) < 3.5 * row.standard_error
+
+
+@pytest.mark.slow
+def test_every_algorithm_and_channel_passes():
+    rows = audit()
+    assert [row for row in rows if row.verdict != OK] == []
+    assert {(r.algorithm, r.trust) for r in rows} == {
+        (name, trust) for name, entry in REGISTRY.items() if entry.private for trust in entry.trusts
+    }
+
+
+# The mutants of the recipe, one by one.
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_no_noise_is_caught(monkeypatch, trust):
+    monkeypatch.setattr(gaussian, "privatise", lambda release, *_: release.value)
+    assert verdicts("dp-gd", trust).verdict == EXCEEDED
+
+
+def test_noise_for_all_silos_records_is_caught(monkeypatch):
+    """Each silo adds the noise that would do on the average of all: scaled with N * n in place of n."""
+
+    def send(self, answer, silo, memory):
+        release = evaluated(answer)
+        silos = self.multipliers["value"].shape[0]
+        shrunk = Release(release.value, release.bound / silos, release.stream)
+        return self.privatise_local(shrunk, silo), memory
+
+    monkeypatch.setattr(UntrustedServer, "send", send)
+    assert verdicts("dp-gd").verdict == EXCEEDED
+
+
+@pytest.mark.parametrize(("name", "trust"), [("dp-gd", "trusted"), ("dp-sgd", "untrusted"), ("prox-sgd", "untrusted")])
+def test_forgotten_factor_two_of_replacement_is_caught(monkeypatch, name, trust):
+    honest = RecordMean.release
+
+    def release(self):
+        made = honest(self)
+        return Release(made.value, made.bound / 2, made.stream)
+
+    monkeypatch.setattr(RecordMean, "release", release)
+    assert verdicts(name, trust).verdict == EXCEEDED
+
+
+def test_clipping_the_mean_is_caught(monkeypatch):
+    def release(self):
+        total = self.objective.clipped_sum(self.points, self.coefficients, self.batch.records, self.batch.weights, None)
+        mean = total / self.batch.divisor
+        clipped = mean * jnp.minimum(1.0, self.clip / jnp.linalg.norm(mean))
+        return Release(clipped, 2 * self.clip / self.batch.divisor, self.stream)
+
+    monkeypatch.setattr(RecordMean, "release", release)
+    assert verdicts("dp-gd").verdict == EXCEEDED
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_a_key_used_in_two_rounds_is_caught(monkeypatch, trust):
+    honest = federation.silo_key
+    monkeypatch.setattr(federation, "silo_key", lambda key, round, index: honest(key, jnp.maximum(round, 1), index))
+    row = verdicts("dp-gd", trust)
+    assert row.verdict in (REPEATED, EXCEEDED)
+    assert row.noise_correlation_rounds > 0.99
+
+
+def test_a_key_used_by_two_silos_is_caught(monkeypatch):
+    honest = federation.silo_key
+    monkeypatch.setattr(federation, "silo_key", lambda key, round, index: honest(key, round, jnp.minimum(index, 0)))
+    row = verdicts("dp-gd")
+    assert row.verdict == REPEATED
+    assert row.noise_correlation_silos > 0.99
+
+
+def difference_of(values):
+    """A `difference` query with the honest bound and another value."""
+
+    def difference(self, silo, x, y):
+        bound = 2 * self.difference_clip(x, y) / silo.size
+        return Release(values(self, silo, x, y), bound, "difference")
+
+    return difference
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_a_difference_that_is_not_clipped_is_caught(monkeypatch, trust):
+    loose = difference_of(lambda self, silo, x, y: silo.mean([x, y], [1.0, -1.0], 1e9, "difference").release().value)
+    monkeypatch.setattr(RecursiveDifference, "difference", loose)
+    assert verdicts("diff2-gd", trust).verdict == EXCEEDED
+
+
+def each_clipped(clip):
+    """A query that clips both gradients of a difference, and not the difference."""
+
+    def values(self, silo, x, y):
+        value = lambda point: silo.mean([point], [1.0], clip(self, x, y), "difference").release().value
+        return value(x) - value(y)
+
+    return difference_of(values)
+
+
+@pytest.mark.parametrize("clip", [lambda self, x, y: self.clip, lambda self, x, y: self.difference_clip(x, y)])
+def test_clipping_each_gradient_instead_of_the_difference_is_caught(monkeypatch, clip):
+    monkeypatch.setattr(RecursiveDifference, "difference", each_clipped(clip))
+    assert verdicts("diff2-gd").verdict == EXCEEDED
+
+
+def test_steady_canaries_alone_would_miss_each_gradient_clipped(monkeypatch):
+    """Their clipped gradients do not differ: this is what the turning ones are for."""
+    monkeypatch.setattr(RecursiveDifference, "difference", each_clipped(lambda self, x, y: self.clip))
+    monkeypatch.setattr(table, "KINDS", (canaries.STEADY,))
+    assert verdicts("diff2-gd").verdict == BLIND
+
+
+def test_weak_canaries_are_not_taken_for_safety(monkeypatch):
+    weak = {canaries.STEADY: (0.1, 0.0, 0.0), canaries.TURNING: (0.0, 0.1, 0.0)}
+    monkeypatch.setattr(canaries, "FEATURES", canaries.FEATURES | weak)
+    assert verdicts("dp-gd").verdict == BLIND
+
+
+# The attack, on releases whose mu is known.
+
+
+def made_releases(mu_each: list[float], canary_count: int = 4000):
+    rng = np.random.default_rng(7)
+    signs = rng.choice([-1.0, 1.0], canary_count)
+    scales = np.array([0.1, 3.0, 1.0])[: len(mu_each), None]
+    shift = np.array(mu_each)[:, None] / 2
+    releases = scales * (shift * signs + rng.normal(size=(len(mu_each), canary_count)))
+    return releases, signs, scales * rng.normal(size=(len(mu_each), 2000))
+
+
+@pytest.mark.parametrize("mu_each", [[0.0, 0.0, 0.0], [1.0], [0.3, 1.0, 2.0]])
+def test_both_readings_find_the_composed_mu(mu_each):
+    scores = attack.agreement(*made_releases(mu_each))
+    for reading in (attack.separation([scores]), attack.guessing([scores])):
+        assert abs(reading.mu - np.linalg.norm(mu_each)) < 3 * reading.error + 0.01
+
+
+def test_a_release_without_noise_is_seen_and_an_empty_one_is_not():
+    releases, signs, noise = made_releases([1.0, 1.0])
+    silent = np.zeros((1, signs.size)), np.zeros((1, noise.shape[1]))
+    with_empty = attack.agreement(np.vstack([releases, silent[0]]), signs, np.vstack([noise, silent[1]]))
+    np.testing.assert_allclose(with_empty, attack.agreement(releases, signs, noise), rtol=1e-6)
+    bare = attack.agreement(np.vstack([releases, signs]), signs, np.vstack([noise, silent[1]]))
+    assert attack.separation([bare]).mu == np.inf
+    assert attack.guessing([bare]).least > 3
+
+
+def test_repeated_noise_is_found_between_releases_and_between_silos():
+    noise = np.random.default_rng(0).normal(size=(4, 1000))
+    assert attack.repeated_noise(noise) < 0.15
+    assert attack.repeated_noise(np.vstack([noise, -5 * noise[1]])) > 0.999
+    other = np.random.default_rng(1).normal(size=(4, 1000))
+    assert attack.shared_noise(noise, other) < 0.15
+    assert attack.shared_noise(noise, np.vstack([other, noise[2]])) > 0.999
+
+
+def test_canary_gradients_lie_along_their_own_coordinates():
+    made = canaries.make_canaries(0, sizes=(8,))
+    data = canaries.canary_data(made).silos[0]
+    gradient = jax.vmap(jax.grad(canaries.canary_loss), in_axes=(None, 0))
+    for clock in (0.0, canaries.DRIFT):
+        params = {"canary": jnp.zeros((8, 1)), "clock": jnp.full((1, 1), clock)}
+        found = gradient(params, (jnp.asarray(data.features), jnp.asarray(data.targets)))
+        along = np.asarray(found["canary"][:, :, 0])
+        assert np.count_nonzero(along - np.diag(np.diag(along))) == 0
+        assert np.all(np.diag(along)[made.blank] == 0)
+        sides = np.sign(np.diag(along)) * made.sign
+        assert np.all(sides[made.kind == canaries.STEADY] == 1)
+        assert np.all(sides[made.kind == canaries.TURNING] == (-1 if clock else 1))
+
+
+# The command.
+
+
+def test_command_prints_json_and_fails_when_a_claim_is_exceeded(monkeypatch):
+    row = Row("dp-gd", "trusted", ("value",), 1.0, 2.0, 0.1, EXCEEDED, 0.0, None)
+    monkeypatch.setattr(table, "audit_one", lambda name, trust, seed: row)
+    result = CliRunner().invoke(app, ["audit", "dp-gd", "--trust", "trusted", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == [json.loads(json.dumps(dataclasses.asdict(row)))]
+    monkeypatch.setattr(table, "audit_one", lambda name, trust, seed: dataclasses.replace(row, verdict=OK))
+    assert CliRunner().invoke(app, ["audit", "dp-gd"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "trusts", "words"),
+    [(["gd"], None, "adds no noise"), (["nope"], None, "unknown"), (None, ["blind"], "known: trusted, untrusted"),
+     (["soteria-gd"], ["trusted"], "runs under untrusted")],
+)  # fmt: skip
+def test_what_cannot_be_audited_is_refused(names, trusts, words):
+    with pytest.raises(ConfigError, match=words):
+        audit(names, trusts)
