@@ -119,6 +119,26 @@ def show(directory: Annotated[Path, typer.Argument(help="directory of a run")], 
             console.print(certificate.read_text(encoding="utf-8"), markup=False, highlight=False)
 
 
+@app.command()
+def audit(
+    algorithm: Annotated[str | None, typer.Argument(help="the algorithm to audit (default: all private ones)")] = None,
+    trust: Annotated[str | None, typer.Option(help="only under this trust model")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Attack the library's own code with canary records and compare what leaks with what the plan claims."""
+    from silodp.audit import audit as execute
+    from silodp.audit import plain, render
+
+    with refusals():
+        rows = execute(algorithm and [algorithm], trust and [trust])
+        if json_:
+            print(json.dumps(plain(rows), indent=2))
+        else:
+            console.print(render(rows))
+        if any(row.verdict != "ok" for row in rows):
+            raise typer.Exit(1)
+
+
 @app.command("list")
 def list_(json_: AsJson = False) -> None:
     """List algorithms, trust models, models, datasets and partitions."""
