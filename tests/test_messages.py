@@ -1,0 +1,204 @@
+"""What a silo answers and what it refuses, byte by byte, in this process; its noise is from the operating system."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import struct
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import silodp
+from silodp.config import Config, parse_config
+from silodp.data import FederatedData
+from silodp.run.runner import prepare
+from silodp.run.silo import SiloServer, reply, serve
+from silodp.run.wire import LARGEST, WireError, decode, encode, read_frame, write_frame
+from tests.conftest import made_data
+
+DATA = made_data((20, 12))
+X0 = np.zeros(6, np.float32)
+Message = tuple[dict[str, Any], dict[str, np.ndarray]]
+
+
+# --- the wire ------------------------------------------------------------------------------------------
+
+
+def test_a_message_comes_back_as_it_was():
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3).T, "empty": np.zeros((0, 4)), "one": np.int32(7)}
+    header, back = decode(encode({"kind": "ask", "round": 3}, arrays))
+    assert header == {"kind": "ask", "round": 3}
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array)
+        assert back[name].dtype == np.asarray(array).dtype
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x01\x00",
+        struct.pack("<I", 1000) + b"{}",
+        struct.pack("<I", 2) + b"{}" + b"not safetensors",
+        struct.pack("<I", 3) + b"\xff\xfe\xfd",
+        encode({}, {})[:-1],
+        struct.pack("<I", 2) + b"[]" + encode({}, {})[6:],
+    ],
+)
+def test_bytes_that_are_no_message_are_refused(data):
+    with pytest.raises(WireError):
+        decode(data)
+
+
+def test_frames():
+    stream = io.BytesIO()
+    write_frame(stream, b"first")
+    write_frame(stream, b"")
+    whole = stream.getvalue()
+    stream.seek(0)
+    assert [read_frame(stream), read_frame(stream), read_frame(stream)] == [b"first", b"", b""]
+    for cut in (3, 8, len(b"first") + 7):
+        with pytest.raises(WireError):
+            read_frame(io.BytesIO(whole[:cut]))
+    with pytest.raises(WireError, match="longer than allowed"):
+        read_frame(io.BytesIO(struct.pack("<Q", LARGEST + 1) + b"x"))
+
+
+# --- a silo --------------------------------------------------------------------------------------------
+
+
+def agreed(trust: str = "untrusted", **algorithm: Any) -> Config:
+    options = {"name": "spider", "rounds": 4, "step_size": 0.3, "clip": 1.0, "clip_difference": 0.7, "restart": 2}
+    privacy = {"trust": trust, "epsilon": 2.0, "delta": 1e-4}
+    return parse_config({"privacy": privacy, "algorithm": options | algorithm, "run": {"mode": "messages"}})
+
+
+def setup(config: Config, index: int = 0, data: FederatedData = DATA) -> bytes:
+    prepared = prepare(config, data)
+    assert prepared.plan is not None
+    plan = {
+        "config": config.model_dump(),
+        "facts": asdict(prepared.parts.facts),
+        "multipliers": {k: list(v) for k, v in prepared.plan.multipliers.items()},
+        "index": index,
+        "seed": None,
+    }
+    own = data.silos[index]
+    return encode({"kind": "setup", "plan": plan}, {"features": own.features, "targets": own.targets})
+
+
+def started(config: Config, **which: Any) -> SiloServer:
+    server, answer = reply(None, setup(config, **which))
+    assert decode(answer)[0] == {"kind": "ready"}
+    assert server is not None
+    assert decode(reply(server, encode({"kind": "start"}, {"x0": X0}))[1])[0] == {"kind": "ready"}
+    return server
+
+
+def ask(
+    server: SiloServer | None, query: str, round: int, *public: np.ndarray
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    header = {"kind": "ask", "query": query, "round": round}
+    return decode(reply(server, encode(header, {str(i): p for i, p in enumerate(public)}))[1])
+
+
+def refusal(server: SiloServer | None, query: str, round: int, *public: np.ndarray) -> str:
+    header, arrays = ask(server, query, round, *public)
+    assert header["kind"] == "refused"
+    assert arrays == {}
+    return header["reason"]
+
+
+@pytest.fixture(scope="module")
+def answered() -> SiloServer:
+    """A silo that has answered rounds 0 to 3 of its plan, with all the refusals in between."""
+    server = started(agreed())
+    assert ask(server, "value", 0, X0)[0]["kind"] == "answer"
+    assert "answered already" in refusal(server, "value", 0, X0)  # a replay would average the noise away
+    assert "answered already" in refusal(server, "value", 0, X0 + 1)  # also at another point
+    assert ask(server, "difference", 1, X0 + 0.1, X0)[0]["kind"] == "answer"
+    assert "in the past" in refusal(server, "difference", 0, X0 + 0.2, X0)
+    assert ask(server, "value", 2, X0)[0]["kind"] == "answer"
+    return server
+
+
+def test_a_silo_answers_no_more_than_planned(answered):
+    """The plan has two values and two differences: a server that asks for a third value gets none."""
+    before = int(answered.account.tallies["value"].count)
+    assert before == 2
+    assert "the plan allows 2 releases" in refusal(answered, "value", 3, X0)
+    assert int(answered.account.tallies["value"].count) == before  # what was refused is not counted
+    assert ask(answered, "difference", 3, X0 + 0.1, X0)[0]["kind"] == "answer"
+    assert "the plan allows 2 releases" in refusal(answered, "difference", 4, X0, X0)
+
+
+def test_a_silo_refuses_what_it_does_not_know(answered):
+    for name in ("round", "init", "__class__", "releases", "nothing"):
+        assert "the agreed algorithm asks only ('value', 'difference')" in refusal(answered, name, 9, X0)
+    assert "send setup first" in refusal(None, "value", 0, X0)
+    for broken in (encode({"kind": "ask"}, {}), encode({"kind": "ask", "query": "value", "round": "x"}, {}), b"junk"):
+        assert decode(reply(answered, broken)[1])[0]["kind"] == "refused"
+
+
+def test_a_refusal_shows_nothing_of_the_records(answered):
+    """Reasons are made of names and counts; a wrong shape is told by its shape."""
+    told = refusal(answered, "difference", 9, np.zeros(99, np.float32), X0)
+    assert not re.search(r"\d\.\d{3,}", told)
+
+
+def test_two_silos_given_the_same_request_draw_different_noise():
+    config = agreed()
+    answers = [ask(started(config), "value", 0, X0)[1]["value"] for _ in range(2)]  # same records, same point
+    assert np.abs(answers[0] - answers[1]).min() > 0
+
+
+def test_the_noise_of_a_silo_is_what_the_plan_says():
+    """One value per round at one point, many rounds: mean and deviation over all coordinates."""
+    rounds = 200
+    config = agreed(name="dp-gd", rounds=rounds, clip_difference=None, restart=None)
+    server = started(config, index=1)
+    drawn = np.stack([ask(server, "value", r, X0)[1]["value"] for r in range(rounds)])
+    multiplier = float(server.parts.channel.multipliers["value"][1])
+    expected = multiplier * 2 * 1.0 / 12
+    measured = (drawn - drawn.mean(axis=0)).std()
+    assert measured == pytest.approx(expected, rel=0.1)  # 1200 draws: 2 percent is one deviation
+
+
+def test_a_silo_serves_frames_until_its_input_ends():
+    requests, answers = io.BytesIO(), io.BytesIO()
+    write_frame(requests, setup(agreed()))
+    write_frame(requests, encode({"kind": "account"}, {}))
+    requests.seek(0)
+    serve(requests, answers)
+    answers.seek(0)
+    assert decode(read_frame(answers))[0] == {"kind": "ready"}
+    header, arrays = decode(read_frame(answers))
+    assert header == {"kind": "account"}
+    assert {"count/value", "count/difference", "gradients"} <= arrays.keys()
+    assert read_frame(answers) == b""
+
+
+def test_a_trusting_silo_says_which_stream_it_answers():
+    header, arrays = ask(started(agreed("trusted")), "value", 0, X0)
+    assert header["facts"]["stream"] == "value"
+    assert arrays["bound"] == pytest.approx(2 * 1.0 / 20)
+
+
+def test_the_package_never_unpickles():
+    root = Path(silodp.__file__).parent
+    forbidden = re.compile(
+        r"^\s*(import|from)\s+(pickle|dill|cloudpickle|marshal|shelve|joblib)\b|allow_pickle\s*=\s*True", re.M
+    )
+    sources = list(root.rglob("*.py"))
+    assert len(sources) > 20
+    assert [str(file) for file in sources if forbidden.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_the_plan_that_travels_is_json():
+    header, _ = decode(setup(agreed()))
+    assert json.loads(json.dumps(header)) == header
