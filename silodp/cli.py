@@ -87,7 +87,7 @@ def resume(directory: Annotated[Path, typer.Argument(help="directory of a stoppe
 
 @app.command()
 def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
-    """Run the grid of CONFIG.toml's [sweep] in one compiled program (or one per program shape)."""
+    """Run the grid of CONFIG.toml's sweep section in one compiled program (or one per program shape)."""
     from silodp.run.progress import bars
     from silodp.run.runner import read_data
     from silodp.run.sweep import best_of, save_sweep, source_name
@@ -144,6 +144,7 @@ def list_(json_: AsJson = False) -> None:
     """List algorithms, trust models, models, datasets and partitions."""
     from silodp.algorithms import REGISTRY
     from silodp.data import DATASETS, PARTITIONS
+    from silodp.models import KINDS
 
     rows = [
         {
@@ -159,16 +160,26 @@ def list_(json_: AsJson = False) -> None:
         for name, entry in REGISTRY.items()
     ]
     if json_:
-        tree = {"algorithms": rows, "datasets": sorted(DATASETS), "partitions": sorted(PARTITIONS)}
+        tree = {"algorithms": rows, "models": KINDS, "datasets": sorted(DATASETS), "partitions": sorted(PARTITIONS)}
         print(json.dumps(tree, indent=2))
         return
-    table = Table("algorithm", "trust (theorem)", "what it does", "paper", "rate", "record gradients a round")
     for row in rows:
-        trusts = ", ".join(f"{t} ({row['proved'].get(t, 'unproved')})" for t in row["trust"])
-        table.add_row(row["name"], trusts, row["summary"], row["paper"], row["rate"], row["gradients_per_round"])
-    console.print(table)
+        print_algorithm(row)
+    console.print(f"models: {', '.join(KINDS)}", markup=False)
     console.print(f"datasets: {', '.join(sorted(DATASETS))}", markup=False)
     console.print(f"partitions: {', '.join(sorted(PARTITIONS))}", markup=False)
+
+
+def print_algorithm(row: dict[str, Any]) -> None:
+    """Some lines for each: a table of all this does not fit on a screen."""
+    lines = [f"  paper: {row['paper']}"]
+    for trust in row["trust"]:
+        utility = row["proved"].get(trust, "no theorem on its utility here")
+        lines.append(f"  {trust}: {'private; ' + utility if row['private'] else 'adds no noise, not private'}")
+    lines += [f"  rate: {row['rate']}"] if row["rate"] else []
+    lines.append(f"  record gradients of a silo in a round: {row['gradients_per_round']}")
+    console.print(f"[bold]{row['name']}[/bold]: {row['summary']}", highlight=False)
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -238,7 +249,8 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
 
 
 def print_account(result: dict[str, Any]) -> None:
-    title = f"{result['algorithm']}, {result['trust']} server, {result['calibration']} calibration, delta {result['delta']:g}"
+    how = f"{result['calibration']} calibration, delta {result['delta']:g}"
+    title = f"{result['algorithm']}, {result['trust']} server, {how}"
     table = Table(
         "silo", "records", "epsilon", "stream", "releases", "noise / sensitivity", "noise / clip", title=title
     )
