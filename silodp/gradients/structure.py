@@ -31,6 +31,7 @@ class Layer(NamedTuple):
     stride: int
     output: tuple[int, ...]
     inputs: tuple[int, ...]
+    on_record: bool  # its input is made from the record alone, before any parameter
 
 
 class Taps(NamedTuple):
@@ -123,6 +124,7 @@ class _Finder:
             stride,
             _shape(equation.outvars[0]),
             _shape(equation.invars[1]),
+            not data.depends,
         )
         self._check(equation, layer)
         return layer

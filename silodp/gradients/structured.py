@@ -16,7 +16,7 @@ from silodp.gradients.layers import CONV
 from silodp.gradients.structure import Layer, Structure, Taps
 
 # A block's layer inputs and cotangents should stay in the second-level cache.
-BLOCK_BYTES = 2_000_000
+BLOCK_BYTES = 4_000_000
 # |g + r|^2 is expanded; what float32 may lose when g and r nearly cancel is added back, so that clipping stays safe.
 EXPANSION_SLACK = 8 * float(jnp.finfo(jnp.float32).eps)
 
