@@ -18,14 +18,14 @@ from silodp.audit.table import BLIND, EXCEEDED, OK, REPEATED, Row
 from silodp.channels import UntrustedServer, gaussian
 from silodp.channels.gaussian import evaluated
 from silodp.cli import app
+from silodp.compressors import RandK
 from silodp.config import ConfigError
 from silodp.core import RecordMean, Release
 from silodp.run import federation
 
 
-def verdicts(name: str, trust: str = "untrusted") -> Row:
-    (row,) = audit([name], [trust])
-    return row
+def audited(name: str, trust: str = "untrusted") -> Row:
+    return audit([name], [trust])[0]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def verdicts(name: str, trust: str = "untrusted") -> Row:
      ("mu2", "untrusted"), ("soteria-gd", "untrusted")],
 )  # fmt: skip
 def test_clean_code_passes(name, trust):
-    row = verdicts(name, trust)
+    row = audited(name, trust)
     assert row.verdict == OK
     assert abs(row.measured_mu - row.claim_mu) < 3.5 * row.standard_error
 
@@ -46,6 +46,7 @@ def test_every_algorithm_and_channel_passes():
     assert {(r.algorithm, r.trust) for r in rows} == {
         (name, trust) for name, entry in REGISTRY.items() if entry.private for trust in entry.trusts
     }
+    assert [row.algorithm for row in rows if row.masked] == ["soteria-gd"]
 
 
 # The mutants of the recipe, one by one.
@@ -54,7 +55,7 @@ def test_every_algorithm_and_channel_passes():
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_no_noise_is_caught(monkeypatch, trust):
     monkeypatch.setattr(gaussian, "privatise", lambda release, *_: release.value)
-    assert verdicts("dp-gd", trust).verdict == EXCEEDED
+    assert audited("dp-gd", trust).verdict == EXCEEDED
 
 
 def test_noise_for_all_silos_records_is_caught(monkeypatch):
@@ -67,7 +68,7 @@ def test_noise_for_all_silos_records_is_caught(monkeypatch):
         return self.privatise_local(shrunk, silo), memory
 
     monkeypatch.setattr(UntrustedServer, "send", send)
-    assert verdicts("dp-gd").verdict == EXCEEDED
+    assert audited("dp-gd").verdict == EXCEEDED
 
 
 @pytest.mark.parametrize(("name", "trust"), [("dp-gd", "trusted"), ("dp-sgd", "untrusted"), ("prox-sgd", "untrusted")])
@@ -79,7 +80,7 @@ def test_forgotten_factor_two_of_replacement_is_caught(monkeypatch, name, trust)
         return Release(made.value, made.bound / 2, made.stream)
 
     monkeypatch.setattr(RecordMean, "release", release)
-    assert verdicts(name, trust).verdict == EXCEEDED
+    assert audited(name, trust).verdict == EXCEEDED
 
 
 def test_clipping_the_mean_is_caught(monkeypatch):
@@ -90,14 +91,14 @@ def test_clipping_the_mean_is_caught(monkeypatch):
         return Release(clipped, 2 * self.clip / self.batch.divisor, self.stream)
 
     monkeypatch.setattr(RecordMean, "release", release)
-    assert verdicts("dp-gd").verdict == EXCEEDED
+    assert audited("dp-gd").verdict == EXCEEDED
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_a_key_used_in_two_rounds_is_caught(monkeypatch, trust):
     honest = federation.silo_key
     monkeypatch.setattr(federation, "silo_key", lambda key, round, index: honest(key, jnp.maximum(round, 1), index))
-    row = verdicts("dp-gd", trust)
+    row = audited("dp-gd", trust)
     assert row.verdict in (REPEATED, EXCEEDED)
     assert row.noise_correlation_rounds > 0.99
 
@@ -105,7 +106,7 @@ def test_a_key_used_in_two_rounds_is_caught(monkeypatch, trust):
 def test_a_key_used_by_two_silos_is_caught(monkeypatch):
     honest = federation.silo_key
     monkeypatch.setattr(federation, "silo_key", lambda key, round, index: honest(key, round, jnp.minimum(index, 0)))
-    row = verdicts("dp-gd")
+    row = audited("dp-gd")
     assert row.verdict == REPEATED
     assert row.noise_correlation_silos > 0.99
 
@@ -124,7 +125,7 @@ def difference_of(values):
 def test_a_difference_that_is_not_clipped_is_caught(monkeypatch, trust):
     loose = difference_of(lambda self, silo, x, y: silo.mean([x, y], [1.0, -1.0], 1e9, "difference").release().value)
     monkeypatch.setattr(RecursiveDifference, "difference", loose)
-    assert verdicts("diff2-gd", trust).verdict == EXCEEDED
+    assert audited("diff2-gd", trust).verdict == EXCEEDED
 
 
 def each_clipped(clip):
@@ -140,20 +141,29 @@ def each_clipped(clip):
 @pytest.mark.parametrize("clip", [lambda self, x, y: self.clip, lambda self, x, y: self.difference_clip(x, y)])
 def test_clipping_each_gradient_instead_of_the_difference_is_caught(monkeypatch, clip):
     monkeypatch.setattr(RecursiveDifference, "difference", each_clipped(clip))
-    assert verdicts("diff2-gd").verdict == EXCEEDED
+    assert audited("diff2-gd").verdict == EXCEEDED
 
 
 def test_steady_canaries_alone_would_miss_each_gradient_clipped(monkeypatch):
     """Their clipped gradients do not differ: this is what the turning ones are for."""
     monkeypatch.setattr(RecursiveDifference, "difference", each_clipped(lambda self, x, y: self.clip))
     monkeypatch.setattr(table, "KINDS", (canaries.STEADY,))
-    assert verdicts("diff2-gd").verdict == BLIND
+    assert audited("diff2-gd").verdict == BLIND
+
+
+def test_a_mask_that_hides_nothing_is_caught(monkeypatch):
+    case = table.Case("soteria-gd", "untrusted", masked=True)
+    clean = table.audit_one(case, 0)
+    assert clean.verdict == OK
+    assert clean.measured_mu > 0.3 * clean.claim_mu
+    monkeypatch.setattr(RandK, "__call__", lambda self, v, randomness: v)
+    assert table.audit_one(case, 0).verdict == EXCEEDED
 
 
 def test_weak_canaries_are_not_taken_for_safety(monkeypatch):
     weak = {canaries.STEADY: (0.1, 0.0, 0.0), canaries.TURNING: (0.0, 0.1, 0.0)}
     monkeypatch.setattr(canaries, "FEATURES", canaries.FEATURES | weak)
-    assert verdicts("dp-gd").verdict == BLIND
+    assert audited("dp-gd").verdict == BLIND
 
 
 # The attack, on releases whose mu is known.
@@ -214,11 +224,11 @@ def test_canary_gradients_lie_along_their_own_coordinates():
 
 def test_command_prints_json_and_fails_when_a_claim_is_exceeded(monkeypatch):
     row = Row("dp-gd", "trusted", ("value",), 1.0, 2.0, 0.1, EXCEEDED, 0.0, None)
-    monkeypatch.setattr(table, "audit_one", lambda name, trust, seed: row)
+    monkeypatch.setattr(table, "audit_one", lambda case, seed: row)
     result = CliRunner().invoke(app, ["audit", "dp-gd", "--trust", "trusted", "--json"])
     assert result.exit_code == 1
     assert json.loads(result.stdout) == [json.loads(json.dumps(dataclasses.asdict(row)))]
-    monkeypatch.setattr(table, "audit_one", lambda name, trust, seed: dataclasses.replace(row, verdict=OK))
+    monkeypatch.setattr(table, "audit_one", lambda case, seed: dataclasses.replace(row, verdict=OK))
     assert CliRunner().invoke(app, ["audit", "dp-gd"]).exit_code == 0
 
 

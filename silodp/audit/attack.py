@@ -69,7 +69,7 @@ def guessing(groups: list[Scores]) -> Reading:
     """mu of the Gaussian mechanism under which signs would be guessed as often; assumes no distribution."""
     scores = np.concatenate(groups)
     count = scores.size
-    right = min(float(np.mean(scores > 0)), 1 - 1 / count)
+    right = min(float(np.mean((1 + np.sign(scores)) / 2)), 1 - 1 / count)  # without any sign of it, a coin decides
     mu = 2 * float(gaussian.ppf(right))
     return Reading(mu, 2 * math.sqrt(right * (1 - right) / count) / float(gaussian.pdf(mu / 2)))
 

@@ -52,15 +52,17 @@ class Watched:
         self.messages = messages
         return self.channel.receive(messages, *rest)
 
-    def seen(self, mean: Vector, wires: PyTree) -> Float[Array, "views d"]:
+    def seen(self, mean: Vector, wires: PyTree, masked: bool) -> Float[Array, "views d"]:
         """One row for everybody when only the mean is seen, else a row for each silo.
 
-        A compressed message is seen as it was before compression, which can only show more.
+        A compressed message is seen as it was before compression, which can only show more; but when its claim is that
+        rand-k's mask hides what it drops, without that.
         """
         if isinstance(self.channel, TrustedServer):
             return mean[None]
         if isinstance(self.messages, Compressed):
-            return self.messages.vector + wires.get(self.messages.stream, 0.0)
+            private = self.messages.vector + wires.get(self.messages.stream, 0.0)
+            return jnp.where(self.messages.decoded != 0, private, 0.0) if masked else private
         return self.messages
 
 
@@ -73,7 +75,8 @@ class WatchedFederation:
         self.views = [View() for _ in range(self.silos)]
         # Functions of this federation alone: a program never outlives the code it was compiled from.
         self.ends = compiled(lambda *given: start(*given).ends)(self.problem, self.setting)
-        self._mean = compiled(lambda *given: ask_everyone(*given))
+        masked = prepared.config.privacy.mask_amplification
+        self._mean = compiled(lambda *given: ask_everyone(masked, *given))
         self._local = compiled(lambda *given: ask_one(*given))
 
     def begin_round(self, round: int) -> None:
@@ -130,11 +133,13 @@ def simulated(facts: tuple[Any, ...], ends: Ends, channel: Any) -> SimulatedFede
     )
 
 
-def ask_everyone(facts: tuple[Any, ...], ends: Ends, query: Any, public: tuple[Array, ...]) -> tuple[Any, ...]:
+def ask_everyone(
+    masked: bool, facts: tuple[Any, ...], ends: Ends, query: Any, public: tuple[Array, ...]
+) -> tuple[Any, ...]:
     watched = Watched(facts[1].channel)
     fed = simulated(facts, ends, watched)
     value = fed.mean(query, *public)
-    return value, fed.ends, watched.seen(value, ends.silo_channel), watched.public
+    return value, fed.ends, watched.seen(value, ends.silo_channel, masked), watched.public
 
 
 def ask_one(facts: tuple[Any, ...], ends: Ends, index: Array, task: Any, public: tuple[Array, ...]) -> tuple[Any, ...]:

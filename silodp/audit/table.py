@@ -20,6 +20,7 @@ from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, c
 from silodp.audit.observe import View, observe
 from silodp.config import Config, ConfigError, parse_config
 from silodp.privacy import accountant
+from silodp.privacy.events import Spent
 from silodp.privacy.plan import Plan
 from silodp.run.runner import Prepared, prepare
 from silodp.sampling import Cumulative, OnePass
@@ -30,6 +31,15 @@ EPSILON, DELTA = 8.0, 1e-5  # loose on purpose: what leaks is then large against
 WEAK = 0.9  # a claim that is attained must be read at least to this part
 OK, EXCEEDED, BLIND, REPEATED = "ok", "claim exceeded", "canaries too weak", "noise repeats"
 STANDARD_ERRORS = 5  # of a correlation: there are some hundred pairs of releases in the table
+
+
+@dataclass(frozen=True)
+class Case:
+    """`masked`: with the claim that rand-k's mask hides what it drops."""
+
+    name: str
+    trust: str
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Row:
     verdict: str
     noise_correlation_rounds: float
     noise_correlation_silos: float | None
+    masked: bool = False
 
 
 def audit(algorithms: Sequence[str] | None = None, trusts: Sequence[str] | None = None, *, seed: int = 0) -> list[Row]:
@@ -52,13 +63,19 @@ def audit(algorithms: Sequence[str] | None = None, trusts: Sequence[str] | None 
     names = [name for name, entry in REGISTRY.items() if entry.private] if algorithms is None else algorithms
     for name in names:
         refuse(name, find(name), trusts)
-    cases = [(name, t) for name in names for t in REGISTRY[name].trusts if trusts is None or t in trusts]
+    cases = [case for name in names for case in cases_of(name) if trusts is None or case.trust in trusts]
     if not cases:
         supported = " or ".join(REGISTRY[names[0]].trusts)
         raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
     # Most of the time goes into compiling, which lets other threads work.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda case: audit_one(case[0], case[1], seed), cases))
+        return list(pool.map(lambda case: audit_one(case, seed), cases))
+
+
+def cases_of(name: str) -> list[Case]:
+    entry = REGISTRY[name]
+    maskable = entry.example.get("compressor") == "rand-k" and entry.sampling is None  # full batches only
+    return [Case(name, t, masked) for t in entry.trusts for masked in ((False, True) if maskable else (False,))]
 
 
 def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
@@ -70,10 +87,10 @@ def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
             raise ConfigError(f"privacy.trust = {trust!r}: unknown; known: {', '.join(sorted(known))}")
 
 
-def audit_one(name: str, trust: str, seed: int) -> Row:
+def audit_one(case: Case, seed: int) -> Row:
     canaries = make_canaries(seed)
     coordinates = canaries.sign.size
-    prepared = prepare(small_run(name, trust, seed, coordinates), canary_data(canaries), canary_model(coordinates))
+    prepared = prepare(small_run(case, seed, coordinates), canary_data(canaries), canary_model(coordinates))
     assert prepared.plan is not None
     views = observe(prepared, canaries.blank)
     claim, attained = claimed(prepared.plan)
@@ -83,8 +100,8 @@ def audit_one(name: str, trust: str, seed: int) -> Row:
     rounds, silos = noise_correlations(views, canaries)
     limit = STANDARD_ERRORS / math.sqrt(canaries.blank.sum())
     return Row(
-        name,
-        trust,
+        case.name,
+        case.trust,
         tuple(dict.fromkeys(s.name for own in prepared.plan.streams for s in own if s.count)),
         claim,
         worst.mu,
@@ -92,6 +109,7 @@ def audit_one(name: str, trust: str, seed: int) -> Row:
         verdict(claim, attained, worst, max(rounds, silos or 0.0) > limit),
         rounds,
         silos,
+        case.masked,
     )
 
 
@@ -103,17 +121,23 @@ def verdict(claim: float, attained: bool, worst: Reading, repeated: bool) -> str
     return BLIND if attained and worst.most < WEAK * claim else OK
 
 
-def small_run(name: str, trust: str, seed: int, coordinates: int) -> Config:
+def small_run(case: Case, seed: int, coordinates: int) -> Config:
     """The algorithm's example, with batches and messages that suit so many records and parameters."""
-    entry = find(name)
-    options: dict[str, Any] = {"name": name, "rounds": ROUNDS, "step_size": STEP_SIZE} | entry.example
+    entry = find(case.name)
+    options: dict[str, Any] = {"name": case.name, "rounds": ROUNDS, "step_size": STEP_SIZE} | entry.example
     half = min(SIZES) // 2
     chunk = min(SIZES) // ROUNDS if entry.sampling in ("one-pass", "cumulative") else half
-    suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": coordinates // 2}
+    suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": coordinates // 8}
     options |= {key: value for key, value in suited.items() if key in options}
     return parse_config(
         {
-            "privacy": {"trust": trust, "epsilon": EPSILON, "delta": DELTA, "split": 0.5},
+            "privacy": {
+                "trust": case.trust,
+                "epsilon": EPSILON,
+                "delta": DELTA,
+                "split": 0.5,
+                "mask_amplification": case.masked,
+            },
             "algorithm": options,
             "run": {"seed": seed},
         }
@@ -123,15 +147,20 @@ def small_run(name: str, trust: str, seed: int, coordinates: int) -> Config:
 def claimed(plan: Plan) -> tuple[float, bool]:
     """The plan's mu, averaged over canaries, and whether it is attained: so it is for plainly Gaussian releases.
 
-    Otherwise the mu of a Gaussian mechanism under which signs can be guessed as often as delta(0) admits.
+    Otherwise the mu of a Gaussian mechanism under which signs are guessed right as often as the plan admits.
     """
     sizes = np.array(plan.federates.sizes)
     exact = [accountant.gdp(plan.spent(silo)) for silo in range(sizes.size)]
     known = [mu for mu in exact if mu is not None]
     if len(known) == sizes.size:
         return float(sizes @ known / sizes.sum()), True
-    advantage = [min(accountant.delta(plan.spent(silo), 0.0), 1.0) for silo in range(sizes.size)]
-    return 2 * float(gaussian.ppf((1 + sizes @ advantage / sizes.sum()) / 2)), False
+    right = [right_guesses(plan.spent(silo)) for silo in range(sizes.size)]
+    return 2 * float(gaussian.ppf(sizes @ right / sizes.sum())), False
+
+
+def right_guesses(spent: Sequence[Spent]) -> float:
+    """Most that can be right of guesses which err as often on either side: 1 - p >= (1 - delta) / (1 + e^epsilon)."""
+    return min(1 - (1 - accountant.delta(spent, level)) / (1 + math.exp(level)) for level in (0.0, 1.0, 2.0, 4.0))
 
 
 def scores(prepared: Prepared, views: list[View], canaries: Canaries, kind: int) -> list[attack.Scores]:
@@ -181,7 +210,7 @@ def render(rows: Sequence[Row]) -> Table:
         table.add_row(
             row.algorithm,
             row.trust,
-            ", ".join(row.streams),
+            ", ".join(row.streams) + (" (masked)" if row.masked else ""),
             f"{row.claim_mu:.3f}",
             f"{row.measured_mu:.3f} +- {row.standard_error:.3f}",
             f"{row.noise_correlation_rounds:.3f}",
