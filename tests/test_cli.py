@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -230,3 +233,41 @@ def test_the_demo_table_and_figures(tmp_path):
     console.print(demo.table_of(made_runs))
     told = console.export_text()
     assert all(word in told for word in ("4 silos", "no privacy", "0.900", "3.0"))
+
+
+# --- README and examples -----------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_readme_lists_every_algorithm_with_its_trust_models():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = {name: f"| `{name}` | {', '.join(entry.trusts)} | {entry.summary}" for name, entry in REGISTRY.items()}
+    assert [row for row in rows.values() if row not in readme] == []
+    assert set(re.findall(r"^\| `([\w-]+)` \| (?:un)?trusted", readme, re.MULTILINE)) == set(rows)
+
+
+@pytest.fixture
+def hospitals(tmp_path, monkeypatch) -> Path:
+    """The examples' data in an empty directory, which is then the current one."""
+    subprocess.run([sys.executable, ROOT / "examples" / "make_hospitals.py", tmp_path], check=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_example_is_accepted(hospitals):
+    for file in sorted((ROOT / "examples").glob("*.toml")):
+        prepared = runs.prepare(runs.load_config(file))
+        assert len(prepared.data.silos) == 10
+        assert not any(note.startswith("not private") for note in prepared.data.notes)
+
+
+@pytest.mark.slow
+def test_the_readmes_python_runs(hospitals):
+    os.symlink(ROOT / "examples", hospitals / "examples")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        space: dict[str, Any] = {}
+        exec(block, space)
+        assert space["run"].history[-1]["test_accuracy"] > 0.8

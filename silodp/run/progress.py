@@ -37,15 +37,15 @@ def bars(console: Console) -> Progress:
     @contextmanager
     def shown(total: int, done: int, title: str) -> Iterator[Update]:
         columns = (
-            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             Rate(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[latest]}"),
         )
+        console.print(title, markup=False, highlight=False)  # on a line of its own: the bar needs the width
         with RichProgress(*columns, console=console) as progress:
-            task = progress.add_task(title, total=total, completed=done, latest="compiling")
+            task = progress.add_task("", total=total, completed=done, latest="compiling")
 
             def update(round: int, row: Mapping[str, float]) -> None:
                 progress.update(task, completed=round, latest=f"objective {row['objective']:.4g}")
