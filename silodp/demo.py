@@ -18,7 +18,8 @@ EPSILONS: tuple[float | None, ...] = (1.0, 3.0, 10.0, None)
 HONESTY = (
     "What the epsilon does not cover: features are standardised with means and deviations of these records, and the "
     "step size, clips and number of rounds (the same in all four runs) were chosen by trying several on these records. "
-    "114 test records and one draw of the noise: differences of one or two points are chance."
+    "114 test records and one draw of the noise: differences of one or two points are chance. A simulation with seeded "
+    "noise, so that it can be repeated: for noise from the operating system see run.mode = messages."
 )
 TRUST = "Each silo adds its own noise: the guarantee holds even if the server and all other silos collude."
 
@@ -57,6 +58,7 @@ def run_demo(out: Path, console: Console) -> list[Run]:
     runs = []
     for epsilon in EPSILONS:
         name = "non-private" if epsilon is None else f"epsilon-{epsilon:g}"
+        console.print(f"[bold]{name}[/bold]", highlight=False)
         runs.append(run(demo_config(epsilon), data=data, out=base / name, progress=bars(console)))
     draw(base, runs)
     console.print(table_of(runs))
