@@ -1,10 +1,29 @@
 """silodp: one model across silos, record-level differential privacy, no trusted server needed."""
 
-from silodp.config import Config, ConfigError
-from silodp.data import FederatedData, load_data
-from silodp.models import Model, build_model, from_loss
-from silodp.run.runner import Run, resume, run
-from silodp.run.sweep import sweep
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from silodp.config import Config, ConfigError
+    from silodp.data import FederatedData, load_data
+    from silodp.models import Model, build_model, from_loss
+    from silodp.run.runner import Run, resume, run
+    from silodp.run.sweep import sweep
+
+# Loaded on first use: a shuffler process or `silodp --help` needs no JAX.
+_HOMES = {
+    "Config": "silodp.config",
+    "ConfigError": "silodp.config",
+    "FederatedData": "silodp.data",
+    "Model": "silodp.models",
+    "Run": "silodp.run.runner",
+    "build_model": "silodp.models",
+    "from_loss": "silodp.models",
+    "load_data": "silodp.data",
+    "resume": "silodp.run.runner",
+    "run": "silodp.run.runner",
+    "sweep": "silodp.run.sweep",
+}
 
 __all__ = [
     "Config",
@@ -19,3 +38,9 @@ __all__ = [
     "run",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'silodp' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from silodp.algorithms.theory import choose, with_options
 from silodp.config import Config, ConfigError, parse_config
 from silodp.planning import claim_of, plan_of
 from silodp.plots import curve_figure
 from silodp.privacy import accountant
-from silodp.privacy.plan import Plan
+from silodp.privacy.plan import MESSAGE, Plan
 
 # What a run needs but a privacy statement does not depend on.
 PLACEHOLDERS = {
@@ -43,6 +44,7 @@ def planned(config: Config, calibration: str | None = None) -> Plan:
         raise ConfigError("privacy.epsilon is missing: give a target (epsilon or gdp), or privacy.multipliers")
     sizes = sizes_of(config)
     names = [f"silo {i}" for i in range(len(sizes))]
+    config = with_options(config, choose(config, sizes, config.model.parameters))
     plan = plan_of(with_placeholders(config), sizes, names, config.model.parameters, calibration)
     assert plan is not None
     return plan
@@ -88,13 +90,13 @@ def silo_row(plan: Plan, silo: int) -> dict[str, Any]:
 def release_rows(plan: Plan, silo: int) -> list[dict[str, Any]]:
     return [
         {
-            "stream": stream.name,
-            "count": stream.count,
-            "multiplier": float(plan.protecting(stream.name)[silo]),
-            "std_over_clip": float(plan.std_over_clip(stream.name)[silo]),
+            "stream": spent.releases.stream,
+            "count": spent.releases.count,
+            "multiplier": spent.multiplier,
+            "std_over_clip": float(plan.std_over_clip(spent.releases.stream)[silo]),
         }
-        for stream in plan.streams[silo]
-        if stream.count
+        | ({"eps0": 1 / spent.multiplier} if spent.releases.stream == MESSAGE else {})
+        for spent in plan.spent(silo)
     ]
 
 

@@ -13,16 +13,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from silodp.algorithms import build_algorithm, find
-from silodp.channels import Channel, CompressedServer, TrustedServer, UntrustedServer
-from silodp.compressors import Compressor, build_compressor
-from silodp.config import AlgorithmConfig, Config, ConfigError, ModelConfig
+from silodp.channels import Channel
+from silodp.channels.options import channel_of, check_shuffle
+from silodp.config import Config, ConfigError, ModelConfig
 from silodp.core import Algorithm, Stream
 from silodp.data import FederatedData
 from silodp.models import Model, build_model
 from silodp.objective import Objective, build_objective
 from silodp.run.federation import Silos, attendance
-
-CHANNELS: dict[str, type[Channel]] = {"trusted": TrustedServer, "untrusted": UntrustedServer}
 
 
 @dataclass(frozen=True)
@@ -73,43 +71,8 @@ def assemble(
     algorithm = checked_algorithm(config, facts.sizes, facts.names)
     noise = {stream: jnp.asarray(values, jnp.float32) for stream, values in multipliers.items()}
     objective = build_objective(model, example(facts), config.model.engine)
-    channel = channel_of(config, noise, algorithm, objective.parameters)
+    channel = channel_of(config, noise, algorithm, facts.sizes, objective.parameters)
     return Assembled(config, facts, objective, algorithm, channel)
-
-
-def channel_of(config: Config, noise: dict[str, Any], algorithm: Algorithm, parameters: int) -> Channel:
-    compression = compression_of(config.algorithm, config.privacy.trust, parameters)
-    if compression is None:
-        return CHANNELS[config.privacy.trust](noise)
-    compressor, shifted = compression
-    streams = tuple(stream.name for stream in algorithm.releases(0, (1,), range(1)))
-    return CompressedServer(noise, compressor=compressor, shifted=shifted, streams=streams)
-
-
-def compression_of(options: AlgorithmConfig, trust: str, parameters: int) -> tuple[Compressor, bool] | None:
-    """The compressor and whether it works against a shift; None: messages are sent as they are."""
-    implied = find(options.name).compression
-    if options.compressor is None:
-        if implied in ("plain", "shifted"):
-            raise ConfigError(
-                f"algorithm.compressor is missing: {options.name} needs one of identity, rand-k, qsgd, natural"
-            )
-        return None
-    if implied == "none":
-        raise ConfigError(f"algorithm.compressor = {options.compressor!r}: {options.name} sends uncompressed messages")
-    if trust != "untrusted":
-        raise ConfigError(
-            f"algorithm.compressor = {options.compressor!r}: needs privacy.trust = 'untrusted', where a message is "
-            "private before it is compressed"
-        )
-    if options.shifted is not None and implied in ("plain", "shifted") and options.shifted != (implied == "shifted"):
-        raise ConfigError(f"algorithm.shifted = {options.shifted}: {options.name} compresses {implied}")
-    try:
-        compressor = build_compressor(options.compressor, options.keep, options.levels)
-        compressor.omega(parameters)
-    except ValueError as error:
-        raise ConfigError(f"algorithm.{error}") from None
-    return compressor, options.shifted if options.shifted is not None else implied == "shifted"
 
 
 def checked_algorithm(config: Config, sizes: Sequence[int], names: Sequence[str]) -> Algorithm:
@@ -131,13 +94,20 @@ def checked_algorithm(config: Config, sizes: Sequence[int], names: Sequence[str]
             "in every round; leave it out"
         )
     try:
-        algorithm = build_algorithm(options, len(sizes))
+        algorithm = build_algorithm(options, len(sizes), config.privacy.trust)
         for i, (name, size) in enumerate(zip(names, sizes, strict=True)):
             for stream in algorithm.releases(i, tuple(sizes), range(options.rounds)):
                 stream.batch.check(name, size)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    check_shuffle(config, algorithm, sizes, silo_weights(sizes, options.weights))
     return algorithm
+
+
+def silo_weights(sizes: Sequence[int], weights: str) -> np.ndarray:
+    """Each silo's part of the objective."""
+    share = np.asarray(sizes, np.float64) if weights == "size" else np.ones(len(sizes))
+    return share / share.sum()
 
 
 def schedule_of(config: Config, silos: int) -> tuple[tuple[int, ...], ...] | None:
@@ -183,11 +153,10 @@ def example(facts: Facts) -> PyTree:
 
 def stacked(data: FederatedData, weights: str) -> Silos:
     features, targets, sizes = data.stack()
-    share = np.asarray(sizes, np.float64) if weights == "size" else np.ones(len(sizes))
     return Silos(
         (jnp.asarray(features), jnp.asarray(targets)),
         jnp.asarray(sizes, jnp.int32),
-        jnp.asarray(share / share.sum(), jnp.float32),
+        jnp.asarray(silo_weights(sizes, weights), jnp.float32),
     )
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-Trust = Literal["trusted", "untrusted"]
+Trust = Literal["trusted", "untrusted", "shuffled"]
 
 
 class ConfigError(ValueError):
@@ -137,6 +137,14 @@ class AlgorithmConfig(Section):
     diameter: float | None = Field(default=None, gt=0, description="D of mu2's ball")
     gradient_bound: float | None = Field(default=None, gt=0, description="G")
     smoothness: float | None = Field(default=None, gt=0, description="L")
+    heterogeneity: float | None = Field(
+        default=None, gt=0, description="zeta: how far silos' Hessians are from their mean; 2 L when left out"
+    )
+    pl_constant: float | None = Field(default=None, gt=0, description="mu of the proximal PL inequality")
+    theory: bool = Field(
+        default=False,
+        description="let the paper's theorem choose what is left out, from smoothness, gradient_bound, diameter, ...",
+    )
     participation: int | None = Field(default=None, ge=1, description="M: silos in a round; all when left out")
     schedule: Literal["random", "fixed"] = Field(
         default="random",
@@ -147,6 +155,10 @@ class AlgorithmConfig(Section):
     keep: int | None = Field(default=None, ge=1, description="k of rand-k")
     levels: int | None = Field(default=None, ge=1, description="levels of qsgd")
     shifted: bool | None = Field(default=None, description="compress against a running shift")
+    randomizer: Literal["duchi", "privunit", "pvec"] | None = Field(
+        default=None, description="how a record's vector is hidden before a shuffler"
+    )
+    grid: int | None = Field(default=None, ge=2, description="rounding levels of pvec (200)")
     fused: bool | None = Field(default=None, description="one message a record and round instead of two (psgm)")
     prox: str | dict[str, str | float] = Field(
         default="none", description='none, or a table such as {kind = "l1", strength = 0.1}; see the docs for the kinds'
@@ -167,6 +179,10 @@ class AlgorithmConfig(Section):
             raise ValueError("shifted has no effect without a compressor; give one, or leave shifted out")
         if self.schedule == "fixed" and self.participation is None:
             raise ValueError("schedule = 'fixed' has no effect when all silos take part; give participation")
+        for constant in ("gradient_bound", "smoothness", "heterogeneity", "pl_constant"):
+            used = self.theory or (self.name == "mu2" and constant in ("gradient_bound", "smoothness"))
+            if getattr(self, constant) is not None and not used:
+                raise ValueError(f"{constant} = {getattr(self, constant)} has no effect without theory = true")
         return self
 
 
@@ -310,7 +326,10 @@ def suggestion(location: tuple[int | str, ...]) -> str:
 
 def to_toml(config: Config) -> str:
     """The whole config as TOML, defaults too: it means the same under a version with other defaults."""
-    tree = config.model_dump(exclude_none=True)
+    # Rounds that the theorem is to choose are no default: they are left out, so that it chooses again.
+    chosen = {"rounds"} if config.algorithm.theory else set()
+    left_out = {"algorithm": chosen - config.algorithm.model_fields_set}
+    tree = config.model_dump(exclude_none=True, exclude=left_out)
     filled = {name: {k: v for k, v in section.items() if v not in ([], {})} for name, section in tree.items()}
     sections = [
         f"[{name}]\n" + "".join(f"{key} = {toml_literal(value)}\n" for key, value in section.items())

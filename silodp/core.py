@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from silodp.channels import Channel
     from silodp.objective import Objective
 
+Change = Callable[[Any, Any], Any]  # (vectors of a microbatch, its number) -> as many vectors
+MICROBATCH_FLOATS = 1 << 22  # numbers of per-record vectors in memory at a time
+
 Vector = Float[Array, " d"]
 Scalar = Float[Array, ""]
 
@@ -62,6 +65,38 @@ class RecordMean(eqx.Module):
         )
         bound = jnp.inf if self.clip is None else 2 * self.clip / self.batch.divisor
         return Release(total / self.batch.divisor, jnp.float32(bound), self.stream)
+
+    def summed(self, change: Change) -> Vector:
+        """sum over the batch of `change` of each record's clipped vector, a microbatch at a time."""
+
+        def add(total: Vector, piece: tuple[Array, PyTree, Array]) -> tuple[Vector, None]:
+            step, records, weights = piece
+            changed = change(self._vectors(records), step)
+            return total + jnp.sum(jnp.where(weights[:, None] > 0, changed, 0), axis=0), None
+
+        pieces = self._pieces()
+        first = jax.tree.map(lambda leaf: leaf[0], pieces)
+        shape = jax.eval_shape(lambda step, records, _: change(self._vectors(records), step)[0], *first)
+        return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), pieces)[0]
+
+    def each(self, change: Change) -> Float[Array, "b d"]:
+        """`change` of each record's clipped vector; as many rows as the batch has slots."""
+        pieces = self._pieces()
+        rows = jax.lax.map(lambda piece: change(self._vectors(piece[1]), piece[0]), pieces)
+        return rows.reshape(-1, rows.shape[-1])[: self.batch.weights.shape[0]]
+
+    def _vectors(self, records: PyTree) -> Float[Array, "m d"]:
+        return self.objective.per_record(self.points, self.coefficients, records, self.clip)
+
+    def _pieces(self) -> tuple[Array, PyTree, Array]:
+        """The batch cut into microbatches of bounded memory: step numbers, records, weights."""
+        count = self.batch.weights.shape[0]
+        size = max(1, min(count, MICROBATCH_FLOATS // self.points[0].size))
+        parts = -(-count // size)
+        cut = lambda leaf: jnp.pad(leaf, [(0, parts * size - count)] + [(0, 0)] * (leaf.ndim - 1)).reshape(
+            parts, size, *leaf.shape[1:]
+        )
+        return jnp.arange(parts), jax.tree.map(cut, self.batch.records), cut(self.batch.weights)
 
 
 Answer = RecordMean | Release | Public

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from silodp.gradients import clipped_sum, engine_for, record_factors, sum_factors
+from silodp.gradients import clipped_sum, engine_for, per_record, record_factors, sum_factors
 from silodp.models import Model
 
 Vector = Float[Array, " d"]
@@ -35,6 +35,15 @@ class Objective(eqx.Module):
         trees = [self.unravel(x) for x in points]
         summed = clipped_sum(self.model.loss, trees, coefficients, records, weights, clip, engine=self.engine)
         return ravel_pytree(summed)[0]
+
+    def per_record(
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any
+    ) -> Float[Array, "n d"]:
+        """Each record's clipped combination as a row; memory grows with the records given."""
+        trees = [self.unravel(x) for x in points]
+        bound = jnp.inf if clip is None else clip
+        rows = per_record(self.model.loss, trees, coefficients, records, bound)
+        return jax.vmap(lambda tree: ravel_pytree(tree)[0])(rows)
 
     def record_factors(self, x: Vector, records: PyTree, weights: Array, clip: Any) -> PyTree:
         """Each record's clipped gradient, in the form that the engine keeps cheaply; records first."""

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from silodp.build import checked_algorithm, compression_of, schedule_of
+from silodp.build import checked_algorithm, schedule_of, silo_weights
+from silodp.channels.options import compression_of, shuffle_of
 from silodp.compressors import RandK
 from silodp.config import Config, ConfigError
 from silodp.privacy import gaussian
 from silodp.privacy.certificate import Claim
 from silodp.privacy.plan import Federates, Plan, Target, make_plan
 from silodp.privacy.printed import FORMULAS, Case
-
-
-def silo_weights(sizes: Sequence[int], weights: str) -> np.ndarray:
-    """Each silo's part of the objective."""
-    share = np.asarray(sizes, np.float64) if weights == "size" else np.ones(len(sizes))
-    return share / share.sum()
 
 
 def plan_of(
@@ -37,6 +30,7 @@ def plan_of(
         config.algorithm.participation,
         schedule_of(config, len(sizes)),
         mask_of(config, parameters),
+        shuffle_of(config, parameters),
     )
     target = Target(privacy.delta, privacy.epsilon, privacy.gdp, privacy.multipliers, privacy.split)
     try:

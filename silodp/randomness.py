@@ -87,6 +87,22 @@ class SystemRandomness(eqx.Module):
         return _draw(_system_bits, shape, jnp.uint32)
 
 
+class Scoped(eqx.Module):
+    """The same source under a name: two users of one source must not share their purposes."""
+
+    source: Randomness
+    scope: str = eqx.field(static=True)
+
+    def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        return self.source.normal(f"{self.scope}/{purpose}", shape, step)
+
+    def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        return self.source.uniform(f"{self.scope}/{purpose}", shape, step)
+
+    def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
+        return self.source.bits(f"{self.scope}/{purpose}", shape, step)
+
+
 def _draw(source: Callable[[Shape], np.ndarray], shape: Shape, dtype: Any) -> Array:
     # Ordered: XLA may merge or move an unordered call, and then two draws could be one.
     return io_callback(lambda: source(shape), jax.ShapeDtypeStruct(shape, dtype), ordered=True)

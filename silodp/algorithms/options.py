@@ -16,18 +16,20 @@ from silodp.sampling import BatchRule, FixedSize, Full, build_rule
 # What every algorithm takes, and what the run takes care of: never "not used".
 COMMON = {"name", "rounds", "step_size", "participation", "schedule", "weights", "prox", "batch", "sampling"}
 COMPRESSION = {"compressor", "keep", "levels", "shifted"}
-THEORY = {"gradient_bound", "smoothness"}  # constants of the problem, from which defaults follow
+SHUFFLE = {"randomizer", "grid"}
+# Constants of the problem, from which the theorems' defaults follow (silodp.algorithms.theory).
+THEORY = {"theory", "gradient_bound", "smoothness", "heterogeneity", "pl_constant"}
 
 
-def build_algorithm(options: AlgorithmConfig, silos: int) -> Algorithm:
+def build_algorithm(options: AlgorithmConfig, silos: int, trust: str = "untrusted") -> Algorithm:
     """The algorithm a config describes; a missing or unused option is named."""
     entry = find(options.name)
     fields = {f.name: f for f in dataclasses.fields(entry.build)}
     refuse_unused(options, entry, set(fields))
-    return entry.build(**{name: option(name, options, entry, f, silos) for name, f in fields.items()})
+    return entry.build(**{name: option(name, options, entry, f, silos, trust) for name, f in fields.items()})
 
 
-def option(name: str, options: AlgorithmConfig, entry: Entry, spec: dataclasses.Field, silos: int) -> Any:
+def option(name: str, options: AlgorithmConfig, entry: Entry, spec: dataclasses.Field, silos: int, trust: str) -> Any:
     if name in entry.fixed:
         return entry.fixed[name]
     if name == "silos":
@@ -35,7 +37,7 @@ def option(name: str, options: AlgorithmConfig, entry: Entry, spec: dataclasses.
     if name == "prox":
         return prox_of(options.prox)
     if name == "batch":
-        return batch_of(options, entry)
+        return batch_of(options, entry, trust)
     if name == "batch_local":
         return Full() if options.batch_local is None else FixedSize(options.batch_local)
     value = getattr(options, name)
@@ -48,11 +50,17 @@ def option(name: str, options: AlgorithmConfig, entry: Entry, spec: dataclasses.
     return value if spec.metadata.get("static", False) else jnp.float32(value)
 
 
-def batch_of(options: AlgorithmConfig, entry: Entry) -> BatchRule:
+def batch_of(options: AlgorithmConfig, entry: Entry, trust: str) -> BatchRule:
     kind = options.sampling or entry.sampling
     if options.sampling is not None and options.sampling not in entry.samplings:
         allowed = " or ".join(entry.samplings)
         raise ConfigError(f"algorithm.sampling = {options.sampling!r}: {options.name} samples {allowed}")
+    if kind == "poisson" and trust == "shuffled":
+        if options.sampling == "poisson":
+            raise ConfigError(
+                "algorithm.sampling = 'poisson': a shuffler releases an agreed number of messages; use 'fixed'"
+            )
+        kind = "fixed"
     if kind == "two-level" and options.batch is None:
         raise ConfigError(f"algorithm.batch is missing: {options.name} needs it")
     if kind == "cumulative" and options.batch is None:
@@ -61,7 +69,7 @@ def batch_of(options: AlgorithmConfig, entry: Entry) -> BatchRule:
 
 
 def refuse_unused(options: AlgorithmConfig, entry: Entry, used: set[str]) -> None:
-    for name in sorted(options.model_fields_set - COMMON - COMPRESSION - THEORY - (used - set(entry.fixed))):
+    for name in sorted(options.model_fields_set - COMMON - COMPRESSION - SHUFFLE - THEORY - (used - set(entry.fixed))):
         if getattr(options, name) is not None:
             raise ConfigError(
                 f"algorithm.{name} = {getattr(options, name)!r}: {options.name} does not use it; leave it out"

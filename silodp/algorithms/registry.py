@@ -39,6 +39,7 @@ class Entry:
     samplings: tuple[str, ...] = ("full", "poisson", "fixed", "one-pass")
     compression: str = "optional"  # "optional", "plain" or "shifted": what the name implies, or "none"
     any_prox: bool = False  # whether the theorem covers any prox
+    randomizer: str = "duchi"  # what hides a record before a shuffler, unless the config says otherwise
     everyone: bool = False  # every silo must take part in every round
     rate: str = ""  # of the squared gradient norm, or of the excess loss for convex and PL losses
     cost: str = ""  # record gradients of a silo in a round
@@ -51,6 +52,8 @@ class Entry:
 
 
 BOTH = ("trusted", "untrusted")
+ALL = (*BOTH, "shuffled")
+SHUFFLED = ("shuffled",)
 DIFFERENCES = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}
 TWO_LEVEL: dict[str, Any] = {"sampling": "two-level", "samplings": ("two-level",)}
 NONCONVEX = "(sqrt(d) / (n sqrt(N) eps))^(4/3) untrusted"
@@ -58,14 +61,14 @@ NONCONVEX = "(sqrt(d) / (n sqrt(N) eps))^(4/3) untrusted"
 REGISTRY: dict[str, Entry] = {
     "gd": Entry(GradientDescent, BOTH, "gradient descent", private=False, cost="n"),
     "dp-gd": Entry(
-        GradientDescent, BOTH, "full-batch clipped gradients, noised", DIFF2,
+        GradientDescent, ALL, "full-batch clipped gradients, noised", DIFF2,
         example={"clip": 1.0}, rate="sqrt(d) / (n N eps)", cost="n",
     ),
     "mb-sgd": Entry(
         GradientDescent, BOTH, "minibatch SGD", private=False, sampling="poisson", example={"batch": 8}, cost="b"
     ),
     "dp-sgd": Entry(
-        GradientDescent, BOTH, "minibatch clipped gradients, noised", LOWY,
+        GradientDescent, ALL, "minibatch clipped gradients, noised", LOWY,
         example={"clip": 1.0, "batch": 8}, sampling="poisson", cost="b",
     ),
     "local-sgd": Entry(
@@ -73,7 +76,7 @@ REGISTRY: dict[str, Entry] = {
         example={"clip": 1.0, "batch": 8, "local_steps": 3}, sampling="poisson", cost="K b",
     ),
     "diff2-gd": Entry(
-        RecursiveDifference, BOTH, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.1"},
+        RecursiveDifference, ALL, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.1"},
         example=DIFFERENCES, fixed={"capped": False}, rate="(sqrt(d) / (n N eps))^(4/3)", cost="2n (n at a restart)",
     ),
     "diff2-bvr-l-sgd": Entry(
@@ -82,7 +85,7 @@ REGISTRY: dict[str, Entry] = {
         everyone=True, rate="(sqrt(d) / (n N eps))^(4/3), fewer rounds", cost="2n, and 2 K b for one silo",
     ),
     "spider": Entry(
-        RecursiveDifference, BOTH, "private gradient differences with restarts, any prox", LOWY,
+        RecursiveDifference, ALL, "private gradient differences with restarts, any prox", LOWY,
         {"untrusted": "Thm 3.1"}, example=DIFFERENCES | {"prox": {"kind": "l1", "strength": 0.01}}, any_prox=True,
         rate=NONCONVEX, cost="2n (n at a restart)",
     ),
@@ -148,13 +151,32 @@ REGISTRY: dict[str, Entry] = {
         everyone=True, rate="1/sqrt(N n) + sqrt(d) / (n sqrt(N) eps) untrusted", cost="2 per record of the chunk",
     ),
     "mb-psgm": Entry(
-        MomentumDifference, BOTH, "momentum with private differences (STORM)", PSGM,
+        MomentumDifference, ALL, "momentum with private differences (STORM)", PSGM, {"shuffled": "Thm 4.2"},
         example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3}, cost="3b",
     ),
     "ce-psgm": Entry(
-        MomentumDifference, BOTH, "momentum with private differences and local steps of one silo a round", PSGM,
+        MomentumDifference, ALL, "momentum with private differences and local steps of one silo a round", PSGM,
+        {"shuffled": "Thm 4.2"},
         example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3, "clip_local": 0.7, "local_steps": 3,
                  "batch_local": 8}, everyone=True, cost="3b, and 2 K b for one silo",
+    ),
+    "sdp-prox-sgd": Entry(
+        GradientDescent, SHUFFLED, "prox-sgd on P_vec's sums", LOWY, {"shuffled": "Thm 2.1"}, example={"clip": 1.0, "batch": 4},
+        sampling="one-pass", samplings=("one-pass",), any_prox=True, randomizer="pvec", cost="n/R",
+    ),
+    "sdp-prox-svrg": Entry(
+        ProxSVRG, SHUFFLED, "prox-svrg on P_vec's sums", LOWY, {"shuffled": "Thm 2.2 (one stage)"},
+        example={"clip": 1.0, "clip_difference": 0.7, "restart": 3}, any_prox=True, randomizer="pvec",
+        cost="2b (+ n at an anchor)",
+    ),
+    "sdp-prox-pl-svrg": Entry(
+        ProxSVRG, SHUFFLED, "prox-pl-svrg on P_vec's sums", LOWY, {"shuffled": "Thm 2.2"},
+        example={"clip": 1.0, "clip_difference": 0.7, "restart": 2, "epochs": 1}, any_prox=True, randomizer="pvec",
+        cost="2b (+ n at an anchor)",
+    ),
+    "sdp-spider": Entry(
+        RecursiveDifference, SHUFFLED, "spider on P_vec's sums", LOWY, {"shuffled": "Thm 3.2"}, example=DIFFERENCES,
+        any_prox=True, randomizer="pvec", cost="2n (n at a restart)",
     ),
 }  # fmt: skip
 

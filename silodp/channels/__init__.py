@@ -2,5 +2,15 @@
 
 from silodp.channels.compressed import CompressedServer
 from silodp.channels.gaussian import Channel, Packed, TrustedServer, UntrustedServer, privatise
+from silodp.channels.shuffled import BinomialServer, ShuffledServer
 
-__all__ = ["Channel", "CompressedServer", "Packed", "TrustedServer", "UntrustedServer", "privatise"]
+__all__ = [
+    "BinomialServer",
+    "Channel",
+    "CompressedServer",
+    "Packed",
+    "ShuffledServer",
+    "TrustedServer",
+    "UntrustedServer",
+    "privatise",
+]

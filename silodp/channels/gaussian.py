@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
@@ -72,6 +73,11 @@ class Channel(eqx.Module):
     def message_bits(self, message: PyTree) -> int:
         """Bits of one silo's message on the wire."""
         raise NotImplementedError
+
+    def bits(self, messages: PyTree) -> Any:
+        """Bits of all silos' messages of a round."""
+        one = jax.tree.map(lambda leaf: leaf[0], messages)
+        return jax.tree.leaves(messages)[0].shape[0] * self.message_bits(one)
 
     def pack(self, message: PyTree) -> Packed:
         """The message as named arrays and plain facts, for the wire."""

@@ -6,22 +6,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from silodp.core import Account
+from silodp.core import Account, Stream
 from silodp.privacy import accountant
-from silodp.privacy.events import Releases, Spent
-from silodp.privacy.plan import Plan, planned
+from silodp.privacy.events import Spent
+from silodp.privacy.messages import Messages
+from silodp.privacy.plan import MESSAGE, Plan, planned
 
 SIMULATED = "simulation: seeded noise, not private"
 NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
 VIEWS = {
     "untrusted": "every message that a silo sends, in every round, and everything the server computes from them",
     "trusted": "everything the server broadcasts; not the silos' messages to the server",
+    "shuffled": "the unordered, anonymous messages of all silos' records in every round, and what follows from them",
 }
 HONEST = {
     "untrusted": ["the silo itself: its software clips, draws fresh noise and tells nobody"],
@@ -31,9 +33,15 @@ HONEST = {
         "the transport between silo and server is confidential",
     ],
 }
+HONEST["shuffled"] = [
+    "the silo itself: its software clips, randomises every record with fresh coins and tells nobody",
+    "the shuffler: it keeps origin and order of the messages to itself",
+    "the other silos: their messages really are in every batch",
+]
 COLLUSION = {
     "untrusted": "unchanged if the server and all other silos collude: the silo's noise is its own",
     "trusted": "unchanged if all other silos collude; nothing is left against the server itself",
+    "shuffled": "each silo's statement says what is left if the other silos, or the shuffler, work for the server",
 }
 ROUNDING = 1e-4  # multipliers are counted in float32
 
@@ -67,18 +75,20 @@ def settle(plan: Plan, account: Account) -> list[list[Spent]]:
     """What each silo really spent; an error when that is not what the plan allows."""
     counted: list[list[Spent]] = []
     for silo in range(len(plan.federates.sizes)):
-        own = []
+        seen: list[Stream] = []
+        # Rounded to float32 on the way: never report less or more noise than the plan's own number.
+        noise: dict[str, float] = {}
         for stream in plan.streams[silo]:
+            accounted = stream.name if stream.name in plan.multipliers else MESSAGE
             tally = account.tallies[stream.name]
             count = int(np.asarray(tally.count)[silo])
             multiplier = float(np.asarray(tally.multiplier)[silo])
-            floor = float(plan.protecting(stream.name)[silo])
+            floor = float(plan.protecting(accounted)[silo])
             check_tally(plan, silo, stream.name, count, stream.count, multiplier, floor)
-            if count:
-                releases = Releases(stream.name, count, planned(stream, silo, plan.federates).sampling)
-                # Rounded to float32 on the way: never report more noise than the plan's own number.
-                own.append(Spent(releases, max(floor, multiplier * (1 - ROUNDING))))
-        counted.append(own)
+            seen.append(replace(stream, count=count))
+            noise[accounted] = min(noise.get(accounted, math.inf), max(floor, multiplier * (1 - ROUNDING)))
+        releases = planned(seen, silo, plan.federates)
+        counted.append([Spent(each, noise[each.stream]) for each in releases if each.count])
     return counted
 
 
@@ -106,7 +116,7 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
         "neighbours": NEIGHBOURS,
         "adversary_sees": VIEWS[trust],
         "honest": HONEST[trust],
-        "collusion": COLLUSION[trust],
+        "if_others_collude": COLLUSION[trust],
         "calibration": context.calibration,
         "claim": claim_statement(context.claim, worst, delta),
         "silos": silos,
@@ -127,9 +137,30 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent], context: Context
         "gdp_mu": accountant.gdp(own),
         "curve": curve_points(own, epsilon),
         "releases": [release_line(s, float(plan.std_over_clip(s.releases.stream)[silo])) for s in own],
+        "collusion": collusion(own, delta),
         "several_records_of_one_person": [
             {"records": k, "epsilon": accountant.group_epsilon(own, delta, k), "delta": delta} for k in (2, 5)
         ],
+    }
+
+
+def collusion(own: Sequence[Spent], delta: float) -> dict[str, float] | None:
+    """What is left of shuffled messages when others work for the server."""
+    if not any(isinstance(s.releases.sampling, Messages) for s in own):
+        return None
+
+    def changed(change: Callable[[Messages], Messages]) -> float:
+        kinds = [
+            replace(s, releases=replace(s.releases, sampling=change(s.releases.sampling)))
+            if isinstance(s.releases.sampling, Messages)
+            else s
+            for s in own
+        ]
+        return accountant.epsilon(kinds, delta)
+
+    return {
+        "other_silos_collude": changed(Messages.without_other_silos),
+        "shuffler_colludes": changed(Messages.without_shuffler),
     }
 
 
@@ -140,7 +171,7 @@ def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:
         "multiplier": spent.multiplier,
         "std_over_clip": std_over_clip,
         "sampling": repr(spent.releases.sampling),
-    }
+    } | ({"eps0": 1 / spent.multiplier} if spent.releases.stream == MESSAGE else {})
 
 
 def curve_points(own: Sequence[Spent], epsilon: float) -> list[dict[str, float]]:
@@ -181,7 +212,7 @@ def as_text(tree: Mapping[str, Any]) -> str:
         f"Neighbouring inputs: {tree['neighbours']}.",
         f"The adversary sees {tree['adversary_sees']}.",
         "It assumes: " + "; ".join(tree["honest"]) + ".",
-        f"Collusion: {tree['collusion']}.",
+        f"Collusion: {tree['if_others_collude']}.",
         f"Calibration: {tree['calibration']}.",
     ]
     if tree["claim"]:
@@ -206,6 +237,8 @@ def silo_lines(silo: Mapping[str, Any]) -> list[str]:
             f"  {release['count']} x {release['stream']}: noise {release['multiplier']:.5g} x sensitivity, "
             f"{release['sampling']}"
         )
+    if silo["collusion"]:
+        lines += [f"  if {name.replace('_', ' ')}: epsilon {value:.4g}" for name, value in silo["collusion"].items()]
     for group in silo["several_records_of_one_person"]:
         lines.append(f"  a person with {group['records']} records here: epsilon {group['epsilon']:.4g}")
     return lines

@@ -2,7 +2,9 @@
 
 A plan is made before anything is computed on records; every silo holds it. Under `untrusted` silo i adds noise of std
 multiplier_i * bound_i itself. Under `trusted` the server adds it once to the weighted average, scaled to the record
-that moves the average most; a silo whose records move it less is protected by more (`protecting`).
+that moves the average most; a silo whose records move it less is protected by more (`protecting`). Under `shuffled`
+all randomised messages of a record form one stream, `message`, with multiplier 1/eps0; P_vec's sums are accounted as
+the Gaussian releases they are no worse than.
 """
 
 from __future__ import annotations
@@ -15,9 +17,14 @@ import numpy as np
 
 from silodp.core import Algorithm, Stream
 from silodp.privacy import accountant
-from silodp.privacy.events import Full, Masked, Releases, Spent
+from silodp.privacy.binomial import sensitivity
+from silodp.privacy.events import Disjoint, Full, Masked, Releases, Sampling, Spent
+from silodp.privacy.messages import Messages
+from silodp.privacy.shuffled import Shuffled
+from silodp.shuffle.randomizers import Duchi, PrivUnitG
 
 VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
+MESSAGE = "message"  # all that a record sends through a shuffler
 LOCAL = "local"  # the stream whose noise a silo adds itself under every trust model
 
 
@@ -33,6 +40,15 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Shuffle:
+    """How a record's vector is hidden before the shuffler: duchi, privunit, or pvec with `levels` grid steps."""
+
+    randomizer: str
+    parameters: int
+    levels: int
+
+
+@dataclass(frozen=True)
 class Federates:
     """The public facts a plan rests on: sizes and weights of the silos, who is trusted, who comes when."""
 
@@ -43,6 +59,7 @@ class Federates:
     participation: int | None = None
     attendance: tuple[tuple[int, ...], ...] | None = None  # the rounds of each silo, if fixed beforehand
     mask: tuple[int, int] | None = None  # rand-k's (keep, parameters), when accounted as hiding the rest
+    shuffle: Shuffle | None = None
 
     def rounds_of(self, silo: int) -> Sequence[int]:
         return range(self.rounds) if self.attendance is None else self.attendance[silo]
@@ -69,17 +86,16 @@ class Plan:
         return nominal / moves(self.federates, self.streams, stream)
 
     def spent(self, silo: int) -> list[Spent]:
-        return [
-            Spent(planned(stream, silo, self.federates), float(self.protecting(stream.name)[silo]))
-            for stream in self.streams[silo]
-            if stream.count
-        ]
+        releases = planned(self.streams[silo], silo, self.federates)
+        return [Spent(each, float(self.protecting(each.stream)[silo])) for each in releases if each.count]
 
     def epsilon(self, silo: int, delta: float | None = None) -> float:
         return accountant.epsilon(self.spent(silo), self.target.delta if delta is None else delta)
 
     def std_over_clip(self, stream: str) -> np.ndarray:
-        """Std of the noise on the released mean, in clip norms: per silo, or on the average when trusted."""
+        """Std of the noise on the released mean, in clip norms: per silo, or on the average of all silos."""
+        if self.federates.shuffle is not None and stream != LOCAL:
+            return np.asarray(self.multipliers[stream]) * 0 + self._shuffled_std(stream)
         bounds = bounds_over_clip(self.federates, self.streams, stream)
         nominal = np.asarray(self.multipliers[stream])
         if self.federates.trust != "trusted" or stream == LOCAL:
@@ -89,6 +105,15 @@ class Plan:
             weights = weights / np.sort(weights)[: self.federates.participation].sum()
         return nominal * np.max(weights * bounds)
 
+    def _shuffled_std(self, stream: str) -> float:
+        shuffle, multiplier = self.federates.shuffle, self.multipliers[stream][0]
+        assert shuffle is not None
+        sent = sum(divisors(self.streams, self.federates, "value"))
+        if shuffle.randomizer == "pvec":
+            return multiplier * sensitivity(shuffle.levels, shuffle.parameters) * 2 / shuffle.levels / sent
+        device = (Duchi if shuffle.randomizer == "duchi" else PrivUnitG)(1 / multiplier)
+        return math.sqrt(device.variance(shuffle.parameters, 1.0) / shuffle.parameters / sent)
+
 
 def make_plan(
     algorithm: Algorithm, federates: Federates, target: Target, printed: Sequence[Mapping[str, float]] | None = None
@@ -97,12 +122,10 @@ def make_plan(
     streams = tuple(
         tuple(algorithm.releases(i, federates.sizes, federates.rounds_of(i))) for i in range(len(federates.sizes))
     )
-    shares = stream_shares(algorithm, streams, target, federates.rounds)
+    shares = stream_shares(algorithm, streams, target, federates)
     targets = [target if printed is None else replace(target, multipliers=own) for own in printed or streams]
-    needed = [
-        silo_multipliers([planned(s, i, federates) for s in own], targets[i], shares) for i, own in enumerate(streams)
-    ]
-    names = [stream.name for stream in streams[0]]
+    needed = [silo_multipliers(planned(own, i, federates), targets[i], shares) for i, own in enumerate(streams)]
+    names = [release.stream for release in planned(streams[0], 0, federates)]
     return Plan(federates, target, streams, {name: shared(name, needed, federates, streams) for name in names})
 
 
@@ -131,20 +154,21 @@ def given_multipliers(used: list[Releases], given: Mapping[str, float]) -> dict[
 
 
 def stream_shares(
-    algorithm: Algorithm, streams: tuple[tuple[Stream, ...], ...], target: Target, rounds: int
+    algorithm: Algorithm, streams: tuple[tuple[Stream, ...], ...], target: Target, federates: Federates
 ) -> dict[str, float] | None:
     """Each stream's part of mu^2: the split to `value`, the rest to the others in equal parts."""
-    names = [stream.name for stream in streams[0]]
-    others = [name for name in names if name != "value"]
-    if not others or "value" not in names:
+    names = [release.stream for release in planned(streams[0], 0, federates)]
+    first = MESSAGE if MESSAGE in names else "value"
+    others = [name for name in names if name != first]
+    if not others or first not in names:
         return None
     if target.split == "optimal":
-        shares = algorithm.optimal_shares(rounds)
+        shares = algorithm.optimal_shares(federates.rounds)
         if shares is None:
             raise ValueError("privacy.split = 'optimal': not known for this algorithm; give a share of mu^2")
         return shares
     value = VALUE_SHARE if target.split is None else float(target.split)
-    return {"value": value} | {name: (1 - value) / len(others) for name in others}
+    return {first: value} | {name: (1 - value) / len(others) for name in others}
 
 
 def shared(
@@ -155,9 +179,10 @@ def shared(
 ) -> tuple[float, ...]:
     """Each silo's own multiplier, or the one of the server's noise that serves every silo."""
     own = np.array([multipliers[name] for multipliers in needed])
-    if federates.trust != "trusted" or name == LOCAL:
+    if federates.trust == "untrusted" or name == LOCAL:
         return tuple(own.tolist())
-    relative = moves(federates, streams, name) if federates.everyone else np.ones(len(own))
+    alike = federates.trust == "shuffled" or not federates.everyone
+    relative = np.ones(len(own)) if alike else moves(federates, streams, name)
     return (float(np.max(own * relative)),) * len(own)
 
 
@@ -173,11 +198,42 @@ def bounds_over_clip(federates: Federates, streams: tuple[tuple[Stream, ...], ..
     return np.array([rule.bound_over_clip(size) for rule, size in pairs])
 
 
-def planned(stream: Stream, silo: int, federates: Federates) -> Releases:
-    """The stream as the accountant sees it from this silo."""
+def planned(streams: Sequence[Stream], silo: int, federates: Federates) -> list[Releases]:
+    """The streams as the accountant sees them from this silo."""
+    if federates.shuffle is not None and federates.shuffle.randomizer != "pvec":
+        return shuffled(streams, silo, federates, federates.shuffle)
+    return [Releases(s.name, s.count, sampling_of(s, silo, federates)) for s in streams]
+
+
+def sampling_of(stream: Stream, silo: int, federates: Federates) -> Sampling:
     sampling = stream.batch.sampling(federates.sizes[silo])
-    if federates.mask is not None and stream.name != LOCAL:
-        if not isinstance(sampling, Full):
-            raise ValueError("privacy.mask_amplification: only known for full batches; leave out algorithm.batch")
-        sampling = Masked(*federates.mask)
-    return Releases(stream.name, stream.count, sampling)
+    if federates.mask is None or stream.name == LOCAL:
+        return sampling
+    if not isinstance(sampling, Full):
+        raise ValueError("privacy.mask_amplification: only known for full batches; leave out algorithm.batch")
+    return Masked(*federates.mask)
+
+
+def shuffled(streams: Sequence[Stream], silo: int, federates: Federates, shuffle: Shuffle) -> list[Releases]:
+    """Everything a record sends through the shuffler is one stream; local steps are the silo's own."""
+    sent = [stream for stream in streams if stream.name != LOCAL]
+    rule, size = sent[0].batch, federates.sizes[silo]
+    participants = federates.participation or len(federates.sizes)
+    others = sorted(rule.divisor(n) for i, n in enumerate(federates.sizes) if i != silo)[: participants - 1]
+    own, once = round(rule.divisor(size)), isinstance(rule.sampling(size), Disjoint)
+    hiding = Shuffled(
+        messages=round(own + sum(others)),
+        own=own,
+        randomizer="duchi" if shuffle.randomizer == "duchi" else "privunit",
+        dimension=shuffle.parameters,
+        rate=1.0 if once else own / size,
+        together=max(1, sum(stream.count > 0 for stream in sent)),
+    )
+    messages = Releases(MESSAGE, sum(stream.count for stream in sent), Messages(hiding, once))
+    return [messages] + [Releases(s.name, s.count, sampling_of(s, silo, federates)) for s in streams if s.name == LOCAL]
+
+
+def divisors(streams: tuple[tuple[Stream, ...], ...], federates: Federates, name: str) -> list[float]:
+    """How many records of each silo answer in a round."""
+    rules = [next(s.batch for s in own if s.name == name) for own in streams]
+    return [rule.divisor(size) for rule, size in zip(rules, federates.sizes, strict=True)]

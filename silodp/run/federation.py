@@ -138,8 +138,7 @@ class SimulatedFederation:
         )  # fmt: skip
 
     def _bits(self, messages: PyTree, public: tuple[Array, ...], present: int) -> Float[Array, "2"]:
-        one = jax.tree.map(lambda leaf: leaf[0], messages)
-        return present * jnp.array([self.channel.message_bits(one), array_bits(public)], jnp.float32)
+        return jnp.stack([jnp.float32(self.channel.bits(messages)), jnp.float32(present * array_bits(public))])
 
 
 def array_bits(arrays: tuple[Array, ...]) -> float:

@@ -1,0 +1,70 @@
+"""Shuffled eps0-LDP messages as the accountant sees them. Their multiplier is 1/eps0."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from silodp.privacy.events import Sampling
+from silodp.privacy.shuffled import Losses, Shuffled
+
+LARGEST_EPS0 = 20.0  # beyond, a message counts as the record itself
+
+
+@dataclass(frozen=True)
+class Messages(Sampling):
+    """A record's messages over all rounds, `round` saying what hides them in one round.
+
+    `round.together` messages of a record are computed on the same batch: they are composed first and then sampled. In
+    a one-pass run a record sends in one round only.
+    """
+
+    round: Shuffled
+    once: bool = False
+
+    has_pld: ClassVar[bool] = True
+
+    @property
+    def exposure(self) -> float:
+        return self.round.rate
+
+    @property
+    def rate(self) -> float:
+        """A shuffled message behaves like a Gaussian release of multiplier sqrt(messages)/eps0; only splits budgets."""
+        return self.round.rate / math.sqrt(self.round.messages)
+
+    def loss_scale(self, multiplier: float) -> float:
+        return _losses(self._single(), _eps0(multiplier)).scale
+
+    def pld(self, multiplier: float, count: int, interval: float) -> PrivacyLossDistribution:
+        eps0, uses = _eps0(multiplier), min(count, self.round.together) if self.once else count
+        if 1 / multiplier > LARGEST_EPS0:
+            return PrivacyLossDistribution(DensePLDPmf(interval, 0, np.zeros(1), 1.0, True))
+        rounds, rest = divmod(uses, self.round.together)
+        parts = [(self.round, rounds), (self._single(), rest)]
+        composed = [_losses(part, eps0).pld(interval).self_compose(n) for part, n in parts if n]
+        return composed[0] if len(composed) == 1 else composed[0].compose(composed[1])
+
+    def without_other_silos(self) -> Messages:
+        return replace(self, round=self.round.without_other_silos())
+
+    def without_shuffler(self) -> Messages:
+        return replace(self, round=self.round.without_shuffler())
+
+    def _single(self) -> Shuffled:
+        return replace(self.round, together=1)
+
+
+def _eps0(multiplier: float) -> float:
+    return min(1 / multiplier, LARGEST_EPS0)
+
+
+@lru_cache(maxsize=64)
+def _losses(part: Shuffled, eps0: float) -> Losses:
+    return part.losses(eps0)
