@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 LABELS = {
     "objective": "objective",
     "gradient_norm2": "squared gradient norm",
+    "test_loss": "test loss",
     "test_accuracy": "test accuracy",
     "test_mse": "test mean squared error",
 }

@@ -23,11 +23,13 @@ CHUNK = 8192  # records evaluated at a time, which bounds the memory of a measur
 def measure(
     objective: Objective, silos: Silos, test: PyTree | None, algorithm: Algorithm, x: Vector
 ) -> dict[str, Float[Array, ""]]:
-    """F + psi, |grad F|^2 (or of the proximal gradient mapping), and the model's metric on the test set."""
+    """F + psi, |grad F|^2 (or of the proximal gradient mapping), and the mean loss and metric on the test set."""
     value, gradient = value_and_gradient(objective, silos, x)
     moved = algorithm.prox(x - algorithm.step_size * gradient, algorithm.step_size)
     mapping = gradient if isinstance(algorithm.prox, NoProx) else (x - moved) / algorithm.step_size
     row = {"objective": value + algorithm.prox.penalty(x), "gradient_norm2": jnp.sum(mapping**2)}
+    if test is not None:
+        row["test_loss"] = jnp.mean(objective.losses(x, test))
     if test is not None and objective.model.metric is not None:
         features, targets = test
         row["test_" + objective.model.metric] = objective.model.evaluate(objective.unravel(x), features, targets)

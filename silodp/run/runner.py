@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from silodp.algorithms.theory import choose, with_options
 from silodp.build import Assembled, Facts, assemble, initial_point, model_of, stacked
 from silodp.config import Config, ConfigError, load_config, parse_config
 from silodp.core import Account
@@ -51,6 +52,7 @@ class Prepared:
     plan: Plan | None
     problem: Problem
     setting: Setting
+    chosen: dict[str, Any]  # options that the config leaves to the theorem
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -90,6 +92,8 @@ def prepare(config: Config, data: FederatedData | None = None, model: Model | No
     facts = Facts.of(data)
     silos = stacked(data, config.algorithm.weights)
     model = model or model_of(config.model, facts)
+    chosen = choose(config, facts.sizes, parameter_count(model))
+    config = with_options(config, chosen)
     plan = plan_of(config, facts.sizes, facts.names, parameter_count(model))
     parts = assemble(config, facts, {} if plan is None else plan.multipliers, model)
     problem = Problem(
@@ -101,7 +105,7 @@ def prepare(config: Config, data: FederatedData | None = None, model: Model | No
         streams=tuple(stream.name for stream in parts.releases(0)),
         participation=config.algorithm.participation,
     )
-    return Prepared(config, data, parts, plan, problem, setting_of(parts, config.run.seed))
+    return Prepared(config, data, parts, plan, problem, setting_of(parts, config.run.seed), chosen)
 
 
 def setting_of(parts: Assembled, seed: int) -> Setting:
@@ -241,6 +245,7 @@ def finish(
         "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
         "silos": [{"silo": n, "records": s} for n, s in zip(parts.facts.names, parts.facts.sizes, strict=True)],
         "parameters": parts.objective.parameters,
+        "chosen_by_theory": prepared.chosen,
         "engine": parts.objective.engine,
         "engine_reason": parts.objective.engine_reason,
         "preprocessing": list(prepared.data.notes),

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from silodp.algorithms.theory import choose, with_options
 from silodp.build import assemble
 from silodp.config import Config, ConfigError, parse_config
 from silodp.data import FederatedData
@@ -96,6 +97,8 @@ def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared
     """Another setting of the same data and model."""
     facts = prepared.parts.facts
     objective = prepared.parts.objective
+    chosen = choose(config, facts.sizes, objective.parameters)
+    config = with_options(config, chosen)
     plan = plan_of(config, facts.sizes, facts.names, objective.parameters)
     parts = assemble(config, facts, {} if plan is None else plan.multipliers, model or objective.model)
     parts = dataclasses.replace(parts, objective=prepared.problem.objective)
@@ -107,7 +110,7 @@ def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared
         participation=options.participation,
         streams=tuple(stream.name for stream in parts.releases(0)),
     )
-    return Prepared(config, prepared.data, parts, plan, problem, setting_of(parts, config.run.seed))
+    return Prepared(config, prepared.data, parts, plan, problem, setting_of(parts, config.run.seed), chosen)
 
 
 def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
