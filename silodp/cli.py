@@ -156,6 +156,7 @@ def list_(json_: AsJson = False) -> None:
             "proved": entry.proved,
             "rate": entry.rate,
             "gradients_per_round": entry.cost,
+            "bits_per_round": entry.bits,
         }
         for name, entry in REGISTRY.items()
     ]
@@ -165,9 +166,15 @@ def list_(json_: AsJson = False) -> None:
         return
     for row in rows:
         print_algorithm(row)
+    console.print(MESSAGES, markup=False, highlight=False)
     console.print(f"models: {', '.join(KINDS)}", markup=False)
     console.print(f"datasets: {', '.join(sorted(DATASETS))}", markup=False)
     console.print(f"partitions: {', '.join(sorted(PARTITIONS))}", markup=False)
+
+
+MESSAGES = """bits of one message: 32 d; with a compressor (untrusted) rand-k 32 k + 64, natural 9 d, qsgd
+ceil(log2(2 levels + 1)) d + 32; through a shuffler, a message for every record of the round
+n: records of a silo, b: batch, K: local steps, R: rounds, N: silos, d: parameters"""
 
 
 def print_algorithm(row: dict[str, Any]) -> None:
@@ -177,7 +184,7 @@ def print_algorithm(row: dict[str, Any]) -> None:
         utility = row["proved"].get(trust, "no theorem on its utility here")
         lines.append(f"  {trust}: {'private; ' + utility if row['private'] else 'adds no noise, not private'}")
     lines += [f"  rate: {row['rate']}"] if row["rate"] else []
-    lines.append(f"  record gradients of a silo in a round: {row['gradients_per_round']}")
+    lines.append(f"  a silo's round: record gradients {row['gradients_per_round']}; bits up {row['bits_per_round']}")
     console.print(f"[bold]{row['name']}[/bold]: {row['summary']}", highlight=False)
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""DIFF2-BVR-L-SGD (Murata, Suzuki 2023, Alg. 4; Thm 4.4): recursive differences, then local steps of ONE silo a round.
+"""DIFF2-BVR-L-SGD (Murata, Suzuki 2023, Alg. 4; Thm 5.3): recursive differences, then local steps of ONE silo a round.
 
     v as in DIFF2-GD (silodp.algorithms.differences);  x_1 = x - step_size * v
     silo r mod N, for k = 2..K, on a fixed-size batch:

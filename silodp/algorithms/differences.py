@@ -1,4 +1,4 @@
-"""Recursive differences with restarts: DIFF2-GD (Murata, Suzuki 2023, Alg. 1 and 3; Thm 4.1) and FedProx-SPIDER
+"""Recursive differences with restarts: DIFF2-GD (Murata, Suzuki 2023, Alg. 1 and 3; Thm 4.3) and FedProx-SPIDER
 (Lowy, Ghafelebashi, Razaviyayn 2023, Alg. 3; Thm 3.1). The two papers' estimators are one.
 
     v = 0; y = x = x0

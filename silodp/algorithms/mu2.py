@@ -1,4 +1,4 @@
-"""DP-mu2-FL (Reshef, Levy 2024, Alg. 1 untrusted, Alg. 2 trusted; Thm 4.1, 5.1): corrected momentum, one pass.
+"""DP-mu2-FL (Reshef, Levy 2024, Alg. 1 untrusted, Alg. 2 trusted; Thm 5.2, 6.2): corrected momentum, one pass.
 
     w = x = y = x1; q_i = 0
     for t = 1..T, each silo on its next record (or chunk):

@@ -1,5 +1,5 @@
 """Private stochastic gradients with momentum (STORM): MB-PSGM and CE-PSGM ("Efficient Private Federated Non-Convex
-Optimization with Shuffled Model", Alg. 1; Thm 3.1), under any trust model.
+Optimization with Shuffled Model", Alg. 1; Thm 4.2, A.3), under any trust model.
 
     y = x = x0; v = 0
     for r = 0..R-1:   rho = 1 in round 0, `momentum` afterwards

@@ -43,6 +43,7 @@ class Entry:
     everyone: bool = False  # every silo must take part in every round
     rate: str = ""  # of the squared gradient norm, or of the excess loss for convex and PL losses
     cost: str = ""  # record gradients of a silo in a round
+    bits: str = "32 d"  # that a silo sends in a round
 
     def theorem(self, trust: str, prox: str, compressor: str | None) -> str | None:
         """The theorem that covers this combination, or None: private all the same, but of unproved utility."""
@@ -57,32 +58,39 @@ SHUFFLED = ("shuffled",)
 DIFFERENCES = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}
 TWO_LEVEL: dict[str, Any] = {"sampling": "two-level", "samplings": ("two-level",)}
 NONCONVEX = "(sqrt(d) / (n sqrt(N) eps))^(4/3) untrusted"
+CONVEX = "sqrt(d) / (n N eps) trusted, sqrt(d) / (n sqrt(N) eps) untrusted"
+ANCHORED = "32 d (+ 32 d at an anchor)"
+SUMS = "d small integers a record"
+COMPRESSED: dict[str, Any] = {
+    "rate": "sqrt((1+omega) d) / (n sqrt(N) eps)", "bits": "the compressor's: rand-k 32 k + 64"
+}  # fmt: skip
 
 REGISTRY: dict[str, Entry] = {
     "gd": Entry(GradientDescent, BOTH, "gradient descent", private=False, cost="n"),
     "dp-gd": Entry(
         GradientDescent, ALL, "full-batch clipped gradients, noised", DIFF2,
-        example={"clip": 1.0}, rate="sqrt(d) / (n N eps)", cost="n",
+        example={"clip": 1.0}, rate=CONVEX, cost="n",
     ),
     "mb-sgd": Entry(
         GradientDescent, BOTH, "minibatch SGD", private=False, sampling="poisson", example={"batch": 8}, cost="b"
     ),
     "dp-sgd": Entry(
         GradientDescent, ALL, "minibatch clipped gradients, noised", LOWY,
-        example={"clip": 1.0, "batch": 8}, sampling="poisson", cost="b",
+        example={"clip": 1.0, "batch": 8}, sampling="poisson", rate=CONVEX, cost="b",
     ),
     "local-sgd": Entry(
         LocalSGD, ("untrusted",), "silos train locally with noise, models are averaged", LOWY,
         example={"clip": 1.0, "batch": 8, "local_steps": 3}, sampling="poisson", cost="K b",
     ),
     "diff2-gd": Entry(
-        RecursiveDifference, ALL, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.1"},
+        RecursiveDifference, ALL, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.3"},
         example=DIFFERENCES, fixed={"capped": False}, rate="(sqrt(d) / (n N eps))^(4/3)", cost="2n (n at a restart)",
     ),
     "diff2-bvr-l-sgd": Entry(
-        LocalDifference, BOTH, "DIFF2 with local steps of one silo a round", DIFF2, {"trusted": "Thm 4.4"},
+        LocalDifference, BOTH, "DIFF2 with local steps of one silo a round", DIFF2, {"trusted": "Thm 5.3"},
         example=DIFFERENCES | {"clip_local": 0.7, "local_steps": 3, "batch_local": 8}, fixed={"capped": False},
         everyone=True, rate="(sqrt(d) / (n N eps))^(4/3), fewer rounds", cost="2n, and 2 K b for one silo",
+        bits="32 d, and 32 d for one silo",
     ),
     "spider": Entry(
         RecursiveDifference, ALL, "private gradient differences with restarts, any prox", LOWY,
@@ -97,86 +105,90 @@ REGISTRY: dict[str, Entry] = {
     "prox-sgd": Entry(
         GradientDescent, BOTH, "one pass of clipped gradients, noised, any prox", LOWY, {"untrusted": "Thm 2.1"},
         example={"clip": 1.0}, sampling="one-pass", samplings=("one-pass",), any_prox=True,
-        rate="kappa d / (mu n^2 N eps^2) for proximal PL", cost="n/R",
+        rate="kappa^2 d / (mu n^2 N eps^2) + kappa / (mu n N) for proximal PL", cost="n/R",
     ),
     "prox-svrg": Entry(
         ProxSVRG, BOTH, "differences to an anchor, any prox", LOWY, {"untrusted": "Thm 2.2 (one stage)"},
         example={"clip": 1.0, "clip_difference": 0.7, "batch": 8, "restart": 3}, sampling="poisson", any_prox=True,
-        cost="2b (+ n at an anchor)",
+        cost="2b (+ n at an anchor)", bits=ANCHORED,
     ),
     "prox-pl-svrg": Entry(
         ProxSVRG, BOTH, "stages of prox-svrg for proximal PL losses", LOWY, {"untrusted": "Thm 2.2"},
         example={"clip": 1.0, "clip_difference": 0.7, "batch": 8, "restart": 2, "epochs": 1}, sampling="poisson",
-        any_prox=True, rate="kappa d / (mu n^2 N eps^2) for proximal PL", cost="2b (+ n at an anchor)",
+        any_prox=True, rate="kappa d / (mu n^2 N eps^2) for proximal PL", cost="2b (+ n at an anchor)", bits=ANCHORED,
     ),
     "soteria-gd": Entry(
         GradientDescent, ("untrusted",), "shifted compression of noised gradients", SOTERIA, {"untrusted": "Cor. 1"},
         example={"clip": 1.0, "compressor": "rand-k", "keep": 3}, compression="shifted",
-        rate="sqrt((1+omega) d) / (sqrt(N) n eps)", cost="n",
+        cost="n", **COMPRESSED,
     ),
     "soteria-sgd": Entry(
         GradientDescent, ("untrusted",), "shifted compression of noised minibatch gradients", SOTERIA,
         {"untrusted": "Cor. 1"}, example={"clip": 1.0, "batch": 8, "compressor": "rand-k", "keep": 3},
-        sampling="poisson", compression="shifted", rate="sqrt((1+omega) d) / (sqrt(N) n eps)", cost="b",
+        sampling="poisson", compression="shifted", cost="b", **COMPRESSED,
     ),
     "soteria-svrg": Entry(
         SVRG, ("untrusted",), "shifted compression, SVRG in the silos", SOTERIA, {"untrusted": "Cor. 2"},
         example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3, "compressor": "rand-k", "keep": 3},
-        compression="shifted", rate="sqrt((1+omega) d) / (sqrt(N) n eps)", cost="2b (+ n at a snapshot)",
+        compression="shifted", cost="2b (+ n at a snapshot)", **COMPRESSED,
         **TWO_LEVEL,
     ),
     "soteria-saga": Entry(
         SAGA, ("untrusted",), "shifted compression, SAGA in the silos", SOTERIA, {"untrusted": "Cor. 3"},
         example={"clip": 1.0, "batch": 8, "compressor": "rand-k", "keep": 3}, compression="shifted",
-        rate="sqrt((1+omega) d) / (sqrt(N) n eps)", cost="b", **TWO_LEVEL,
+        cost="b", **COMPRESSED, **TWO_LEVEL,
     ),
     "cdp-sgd": Entry(
         GradientDescent, ("untrusted",), "plain compression of noised minibatch gradients", SOTERIA,
         {"untrusted": "Thm 1"}, example={"clip": 1.0, "batch": 8, "compressor": "rand-k", "keep": 3},
-        sampling="poisson", compression="plain", cost="b",
+        sampling="poisson", compression="plain", cost="b", **COMPRESSED,
     ),
     "ldp-sgd": Entry(
         GradientDescent, ("untrusted",), "noised minibatch gradients, uncompressed", SOTERIA,
-        example={"clip": 1.0, "batch": 8}, sampling="poisson", compression="none", cost="b",
+        example={"clip": 1.0, "batch": 8}, sampling="poisson", compression="none", rate="sqrt(d) / (n sqrt(N) eps)",
+        cost="b",
     ),
     "ldp-svrg": Entry(
         SVRG, ("untrusted",), "SVRG in the silos, uncompressed", SOTERIA,
         example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3}, compression="none",
-        cost="2b (+ n at a snapshot)", **TWO_LEVEL,
+        rate="sqrt(d) / (n sqrt(N) eps)", cost="2b (+ n at a snapshot)", **TWO_LEVEL,
     ),
     "mu2": Entry(
         Mu2, BOTH, "corrected momentum, one pass, convex, on a ball", MU2,
-        {"untrusted": "Thm 4.1", "trusted": "Thm 5.1"},
+        {"untrusted": "Thm 5.2", "trusted": "Thm 6.2"},
         example={"clip": 1.0, "diameter": 4.0, "batch": 2}, sampling="cumulative", samplings=("cumulative",),
-        everyone=True, rate="1/sqrt(N n) + sqrt(d) / (n sqrt(N) eps) untrusted", cost="2 per record of the chunk",
+        everyone=True, rate="1/sqrt(N n) + sqrt(d) / (n sqrt(N) eps) untrusted (n N eps trusted)",
+        cost="2 per record of the chunk",
     ),
     "mb-psgm": Entry(
-        MomentumDifference, ALL, "momentum with private differences (STORM)", PSGM, {"shuffled": "Thm 4.2"},
-        example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3}, cost="3b",
+        MomentumDifference, ALL, "momentum with private differences (STORM)", PSGM, {"shuffled": "Thm A.3"},
+        example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3},
+        rate="1/R + (sqrt(d) / (n N eps))^(4/3) shuffled", cost="3b", bits="64 d (fused: 32 d)",
     ),
     "ce-psgm": Entry(
         MomentumDifference, ALL, "momentum with private differences and local steps of one silo a round", PSGM,
         {"shuffled": "Thm 4.2"},
         example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3, "clip_local": 0.7, "local_steps": 3,
-                 "batch_local": 8}, everyone=True, cost="3b, and 2 K b for one silo",
+                 "batch_local": 8}, everyone=True, rate="1/R + (sqrt(d) / (n N eps))^(4/3) shuffled",
+        cost="3b, and 2 K b for one silo", bits="64 d (fused: 32 d), and 32 d for one silo",
     ),
     "sdp-prox-sgd": Entry(
-        GradientDescent, SHUFFLED, "prox-sgd on P_vec's sums", LOWY, {"shuffled": "Thm 2.1"}, example={"clip": 1.0, "batch": 4},
-        sampling="one-pass", samplings=("one-pass",), any_prox=True, randomizer="pvec", cost="n/R",
+        GradientDescent, SHUFFLED, "prox-sgd on P_vec's sums", LOWY, {"shuffled": "Thm 2.1"},
+        example={"clip": 1.0, "batch": 4}, sampling="one-pass", samplings=("one-pass",), any_prox=True, randomizer="pvec", cost="n/R", bits=SUMS,
     ),
     "sdp-prox-svrg": Entry(
         ProxSVRG, SHUFFLED, "prox-svrg on P_vec's sums", LOWY, {"shuffled": "Thm 2.2 (one stage)"},
         example={"clip": 1.0, "clip_difference": 0.7, "restart": 3}, any_prox=True, randomizer="pvec",
-        cost="2b (+ n at an anchor)",
+        cost="2b (+ n at an anchor)", bits=SUMS,
     ),
     "sdp-prox-pl-svrg": Entry(
         ProxSVRG, SHUFFLED, "prox-pl-svrg on P_vec's sums", LOWY, {"shuffled": "Thm 2.2"},
         example={"clip": 1.0, "clip_difference": 0.7, "restart": 2, "epochs": 1}, any_prox=True, randomizer="pvec",
-        cost="2b (+ n at an anchor)",
+        cost="2b (+ n at an anchor)", bits=SUMS,
     ),
     "sdp-spider": Entry(
         RecursiveDifference, SHUFFLED, "spider on P_vec's sums", LOWY, {"shuffled": "Thm 3.2"}, example=DIFFERENCES,
-        any_prox=True, randomizer="pvec", cost="2n (n at a restart)",
+        any_prox=True, randomizer="pvec", cost="2n (n at a restart)", bits=SUMS,
     ),
 }  # fmt: skip
 

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from silodp.algorithms import find
+from silodp.algorithms.options import prox_kind
 from silodp.algorithms.theory import choose, with_options
 from silodp.build import Assembled, Facts, assemble, initial_point, model_of, stacked
 from silodp.config import Config, ConfigError, load_config, parse_config
@@ -245,6 +247,7 @@ def finish(
         "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
         "silos": [{"silo": n, "records": s} for n, s in zip(parts.facts.names, parts.facts.sizes, strict=True)],
         "parameters": parts.objective.parameters,
+        "theorem": theorem_of(config),
         "chosen_by_theory": prepared.chosen,
         "engine": parts.objective.engine,
         "engine_reason": parts.objective.engine_reason,
@@ -255,6 +258,12 @@ def finish(
     directory.write_json("summary.json", summary)
     directory.forget_checkpoint()
     return Run(directory.path, config, history, params, drawn_params, summary, parts.objective.model)
+
+
+def theorem_of(config: Config) -> str | None:
+    """The theorem that covers the run's utility; None: unproved (the guarantee does not depend on it)."""
+    options = config.algorithm
+    return find(options.name).theorem(config.privacy.trust, prox_kind(options.prox), options.compressor)
 
 
 def context_of(prepared: Prepared) -> Context:
