@@ -116,6 +116,17 @@ def stopping(total: int, done: int, title: str):
     yield update
 
 
+def recording(begun: list[int]) -> progress.Progress:
+    """Progress that notes the round a run begins with."""
+
+    @contextmanager
+    def shown(total: int, done: int, title: str):
+        begun.append(done)
+        yield lambda round, row: None
+
+    return shown
+
+
 def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_bits(whole, folder, monkeypatch):
     directory = folder / "stopped"
     with monkeypatch.context() as patch:
@@ -134,11 +145,25 @@ def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_bits(whole, folder, monkey
     # A row written after the checkpoint, as by a crash between the two: it is computed again.
     with (directory / "history.jsonl").open("a") as file:
         file.write(json.dumps({"round": 99.0}) + "\n")
-    resumed = silodp("resume", directory)
+    begun: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "bars", lambda console: recording(begun))
+        resumed = silodp("resume", directory)
     assert resumed.exit_code == 0, resumed.output
+    assert begun == [2]  # continued, not run again
     assert models_equal(whole, directory)
     assert (directory / "history.jsonl").read_text() == (whole / "history.jsonl").read_text()
     assert not (directory / "checkpoint.safetensors").exists()
+
+
+def test_ctrl_c_before_the_run_begins_leaves_nothing(folder, monkeypatch):
+    def interrupted(config: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "read_data", interrupted)
+    result = silodp("run", folder / "config.toml", "--out", folder / "never")
+    assert (result.exit_code, result.stderr.strip()) == (130, "stopped; nothing is kept")
+    assert not (folder / "never").exists()
 
 
 def test_what_cannot_be_resumed_is_said(whole, tmp_path):

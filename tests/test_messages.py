@@ -165,6 +165,9 @@ def test_the_noise_of_a_silo_is_what_the_plan_says():
     drawn = np.stack([ask(server, "value", r, X0)[1]["value"] for r in range(rounds)])
     multiplier = float(server.parts.channel.multipliers["value"][1])
     expected = multiplier * 2 * 1.0 / 12
+    plan = prepare(config, DATA).plan
+    assert plan is not None
+    assert plan.std_over_clip("value")[1] == pytest.approx(expected)
     measured = (drawn - drawn.mean(axis=0)).std()
     assert measured == pytest.approx(expected, rel=0.1)  # 1200 draws: 2 percent is one deviation
 
