@@ -174,7 +174,8 @@ REGISTRY: dict[str, Entry] = {
     ),
     "sdp-prox-sgd": Entry(
         GradientDescent, SHUFFLED, "prox-sgd on P_vec's sums", LOWY, {"shuffled": "Thm 2.1"},
-        example={"clip": 1.0, "batch": 4}, sampling="one-pass", samplings=("one-pass",), any_prox=True, randomizer="pvec", cost="n/R", bits=SUMS,
+        example={"clip": 1.0, "batch": 4}, sampling="one-pass", samplings=("one-pass",), any_prox=True,
+        randomizer="pvec", cost="n/R", bits=SUMS,
     ),
     "sdp-prox-svrg": Entry(
         ProxSVRG, SHUFFLED, "prox-svrg on P_vec's sums", LOWY, {"shuffled": "Thm 2.2 (one stage)"},

@@ -1,0 +1,183 @@
+"""What the theorems choose: their formulas, what is kept, what is missing, and that every entry sees the same."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from silodp.account import account
+from silodp.algorithms import REGISTRY
+from silodp.algorithms.theory import choose, with_options
+from silodp.build import assemble, checked_algorithm
+from silodp.config import Config, ConfigError, parse_config, to_toml
+from silodp.planning import plan_of
+from silodp.privacy.gaussian import mu_of
+from silodp.run.directory import RunDirectory
+from silodp.run.runner import prepare, run
+from silodp.run.sweep import variant, with_values
+from tests.conftest import made_data
+
+SIZES, D_MODEL = (3000, 2500, 4000, 3500), 100
+N, M = 2500, 4
+LOG = math.log(1e5)
+KEPT = ("compressor", "keep", "local_steps", "batch_local", "diameter")
+
+
+def asked(name: str, trust: str = "untrusted", epsilon: float | None = 2.0, **options: Any) -> Config:
+    constants = {"smoothness": 0.8, "gradient_bound": 1.5, "pl_constant": 0.1, "theory": True}
+    privacy = {"trust": trust, "epsilon": epsilon} if epsilon else {"trust": trust}
+    given = {k: v for k, v in (constants | options).items() if v is not None}
+    return parse_config({"privacy": privacy, "algorithm": {"name": name} | given})
+
+
+def chosen(name: str, trust: str = "untrusted", **options: Any) -> dict[str, Any]:
+    return choose(asked(name, trust, **options), SIZES, D_MODEL)
+
+
+@pytest.mark.parametrize(("name", "trust"), [(n, t) for n, e in REGISTRY.items() for t in e.trusts])
+def test_every_algorithm_has_a_theorem_and_can_be_built_from_its_choices(name, trust):
+    entry = REGISTRY[name]
+    example = {key: value for key, value in entry.example.items() if key in KEPT}
+    config = asked(name, trust, 2.0 if entry.private else None, **example)
+    resolved = with_options(config, choose(config, (3000,) * M, D_MODEL))
+    checked_algorithm(resolved, (3000,) * M, ("a", "b", "c", "d"))
+    assert resolved.algorithm.step_size
+    assert choose(resolved, (3000,) * M, D_MODEL) == {}, "nothing is left to choose"
+
+
+@pytest.mark.parametrize(("trust", "silos"), [("untrusted", math.sqrt(M)), ("trusted", M)])
+def test_mu2_takes_the_papers_step_and_bound(trust, silos):
+    S, T = 1.5 + 2 * 0.8 * 3.0, 7
+    noisy = mu_of(2.0, 1e-5) * 3.0 * silos / (2 * S * T * math.sqrt(D_MODEL))
+    values = chosen("mu2", trust, diameter=3.0, rounds=T, pl_constant=None, theory=None)
+    assert values == {"clip": S, "step_size": pytest.approx(min(noisy, 1 / (4 * 0.8 * T)), rel=1e-12)}
+    assert noisy < 1 / (4 * 0.8 * T), "the case is about the noisy branch"
+    loud = parse_config({"privacy": {"trust": trust, "gdp": 1e6}, "algorithm": asked("mu2").algorithm.model_dump()
+                         | {"diameter": 3.0, "rounds": T}})  # fmt: skip
+    assert choose(loud, SIZES, D_MODEL)["step_size"] == pytest.approx(1 / (4 * 0.8 * T))
+
+
+def test_mu2_chooses_its_rounds_only_when_asked_and_chunks_are_less_noisy():
+    plain = chosen("mu2", diameter=3.0)
+    assert plain["rounds"] == N
+    chunks = chosen("mu2", diameter=3.0, batch=10)
+    assert chunks["rounds"] == N // 10
+    assert chunks["step_size"] == pytest.approx(100 * plain["step_size"])
+    assert "rounds" not in chosen("mu2", diameter=3.0, theory=None, pl_constant=None)
+
+
+def test_soteria_takes_the_corollaries_numbers():
+    omega = 100 / 20 - 1
+    tau = (1 + omega) ** 1.5 / math.sqrt(M)
+    rounds = math.sqrt(M * 0.8) * N * 2.0 / (1.5 * math.sqrt((1 + omega) * 100 * LOG))
+    rand: dict[str, Any] = {"compressor": "rand-k", "keep": 20}
+    sgd = chosen("soteria-sgd", **rand)
+    assert sgd["step_size"] == pytest.approx(1 / ((1 + 2 * math.sqrt((1 + omega) ** 3 / M)) * 0.8))
+    batch = N * 2.0 * 1.5 * math.sqrt(tau / (2 * (1 + omega))) / math.sqrt((1 + omega) * 0.8 * 100 * LOG)
+    assert sgd["batch"] == math.ceil(batch)
+    assert sgd["rounds"] == math.ceil(rounds * (1 + math.sqrt(tau)))
+    svrg = chosen("soteria-svrg", **rand)
+    b = math.ceil(N ** (2 / 3) / 4)
+    assert (svrg["batch"], svrg["snapshot_probability"]) == (b, b / N)
+    assert svrg["step_size"] == pytest.approx(0.25 * math.sqrt(M / (1 + omega) ** 3) / (2 * 0.8), rel=0.02)
+    assert svrg["rounds"] == math.ceil(rounds * tau)
+    saga = chosen("soteria-saga", **rand)
+    assert saga["batch"] == math.ceil(3 * N ** (2 / 3))
+    assert saga["step_size"] == pytest.approx(math.sqrt(M / (1 + omega) ** 3) / (3 * 0.8))
+    assert chosen("ldp-svrg")["step_size"] == pytest.approx(0.25 / (2 * 0.8), rel=0.02)
+
+
+def test_prox_svrg_takes_the_theorems_epochs():
+    pl = chosen("prox-pl-svrg")
+    batch = math.ceil((N**2 / M) ** (1 / 3))
+    assert (pl["batch"], pl["restart"]) == (batch, N // batch)
+    assert pl["epochs"] == math.ceil(12 * 8 / (N // batch))
+    assert pl["rounds"] % (pl["epochs"] * pl["restart"]) == 0
+    assert chosen("prox-svrg")["rounds"] == pl["epochs"] * pl["restart"]
+    assert pl["step_size"] == pytest.approx(1 / (8 * 0.8))
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+@pytest.mark.parametrize("name", ["spider", "diff2-gd"])
+def test_differences_keep_the_theorems_condition_under_the_noise_of_the_plan(name, trust):
+    """q <= 1 / (tau2 eta)^2 with tau2^2 = 8 d sigma^2 and the std that the plan's mean difference really has."""
+    config = asked(name, trust)
+    sizes = (N,) * M
+    resolved = with_options(config, choose(config, sizes, D_MODEL)).algorithm
+    plan = plan_of(with_options(config, choose(config, sizes, D_MODEL)), sizes, "abcd", D_MODEL)
+    assert plan is not None
+    std = plan.std_over_clip("difference") * 0.8
+    sigma = float(std[0]) / (1 if trust == "trusted" else math.sqrt(M))
+    assert resolved.restart and resolved.restart > 1
+    assert resolved.step_size
+    assert resolved.restart * 8 * D_MODEL * (sigma * resolved.step_size) ** 2 <= 1.0001
+    assert resolved.step_size <= 1 / (2 * 0.8)
+
+
+def test_what_is_given_is_kept_and_the_rest_goes_with_it():
+    free = chosen("diff2-gd")
+    held = chosen("diff2-gd", rounds=200, clip=0.3)
+    assert set(free) - set(held) == {"rounds", "clip"}
+    tau = (1.5**2 * math.sqrt(D_MODEL * LOG) / (0.8 * N * math.sqrt(M) * 2.0)) ** (2 / 3)
+    assert (free["restart"], held["restart"]) == (math.ceil(tau * free["rounds"]), math.ceil(tau * 200))
+    assert held["step_size"] > free["step_size"], "fewer rounds, less noise, longer steps"
+    assert chosen("dp-gd", rounds=10)["step_size"] == pytest.approx(1 / 0.8)
+    assert chosen("dp-gd", rounds=10**6)["step_size"] < 0.01 / 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "key"),
+    [
+        ("spider", {"smoothness": None}, "algorithm.smoothness"),
+        ("diff2-gd", {"gradient_bound": None}, "algorithm.gradient_bound"),
+        ("prox-sgd", {"pl_constant": None}, "algorithm.pl_constant"),
+        ("mu2", {}, "algorithm.diameter"),
+        ("soteria-gd", {"epsilon": None, "compressor": "natural"}, "privacy.epsilon"),
+        ("soteria-gd", {"compressor": "rand-k", "keep": 101}, "algorithm.keep = 101"),
+    ],
+)
+def test_a_missing_constant_is_named(name, options, key):
+    with pytest.raises(ConfigError, match=rf"^{key}"):
+        chosen(name, **options)
+
+
+def test_parameters_are_asked_for_and_constants_without_effect_refused():
+    with pytest.raises(ConfigError, match=r"^model.parameters is missing"):
+        choose(asked("spider"), SIZES, None)
+    with pytest.raises(ConfigError, match=r"gradient_bound = 1.0 has no effect without theory = true"):
+        parse_config({"algorithm": {"gradient_bound": 1.0}})
+    with pytest.raises(ConfigError, match=r"algorithm.diameter = 1.0: dp-gd does not use it"):
+        checked_algorithm(asked("dp-gd", clip=1.0, step_size=1.0, diameter=1.0), SIZES, "abcd")
+
+
+def test_run_account_sweep_resume_and_silos_see_the_same_choices(tmp_path):
+    data = made_data()
+    options = {"name": "mu2", "theory": True, "smoothness": 1.5, "gradient_bound": 2.5, "diameter": 1.0}
+    tree = {"privacy": {"epsilon": 4.0, "delta": 1e-4}, "algorithm": options, "run": {"every": 25}}
+    finished = run(tree, data=data, out=tmp_path / "run")
+    picked = finished.summary["chosen_by_theory"]
+    assert picked["rounds"] == min(data.sizes) == finished.history[-1]["round"]
+    assert picked["clip"] == 2.5 + 2 * 1.5
+    assert finished.summary["theorem"] == "Thm 5.2"
+    assert {"test_loss", "test_accuracy"} <= finished.history[-1].keys()
+
+    written = RunDirectory.open(tmp_path / "run").config
+    assert not picked.keys() & written.algorithm.model_fields_set, "config.toml keeps what was asked"
+    again = prepare(written, data)
+    assert again.chosen == picked
+    changed = variant(again, with_values(written, {"privacy.epsilon": 8.0}), None)
+    assert changed.config.algorithm.rounds == picked["rounds"]
+    assert changed.chosen["step_size"] > picked["step_size"]
+    silo = assemble(parse_config(again.parts.config.model_dump()), again.parts.facts, {"value": [1.0] * 3})
+    assert float(silo.algorithm.step_size) == pytest.approx(picked["step_size"])
+
+    bare = parse_config(tree | {"data": {"sizes": list(data.sizes)}, "model": {"parameters": 6}})
+    assert {row["count"] for silo in account(bare)["silos"] for row in silo["releases"]} == {picked["rounds"]}
+
+
+def test_rounds_are_written_unless_the_theorem_chooses_them():
+    assert "rounds = 50" in to_toml(parse_config({}))
+    assert "rounds" not in to_toml(asked("spider"))
+    assert "rounds = 9" in to_toml(asked("spider", rounds=9))
