@@ -41,7 +41,7 @@ def refusal(*changes: str, tree: dict[str, Any] = GOOD, data: FederatedData | No
         ("privacy.delta=0", "privacy.delta = 0: must be a finite number greater than 0 and less than 1"),
         ("privacy.delta=1", "privacy.delta = 1: must be a finite number greater than 0 and less than 1"),
         ("privacy.delta=nan", "privacy.delta = nan: must be a finite number greater than 0 and less than 1"),
-        ("privacy.trust=anyone", "privacy.trust = 'anyone': must be 'trusted' or 'untrusted'"),
+        ("privacy.trust=anyone", "privacy.trust = 'anyone': must be 'trusted'"),
         ("privacy.gdp=1.0", "privacy: epsilon and gdp are given together; give one of them"),
         ("privacy.split=2.0", "privacy.split = 2.0: give a share between 0 and 1, or 'optimal'"),
         ("privacy.split=nan", "privacy.split = nan: must be a finite number or 'optimal'"),

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import struct
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 import silodp
 from silodp.config import Config, parse_config
-from silodp.data import FederatedData
+from silodp.run.messages import set_up
 from silodp.run.runner import prepare
 from silodp.run.silo import SiloServer, reply, serve
 from silodp.run.wire import LARGEST, WireError, decode, encode, read_frame, write_frame
@@ -78,26 +77,40 @@ def agreed(trust: str = "untrusted", **algorithm: Any) -> Config:
     return parse_config({"privacy": privacy, "algorithm": options | algorithm, "run": {"mode": "messages"}})
 
 
-def setup(config: Config, index: int = 0, data: FederatedData = DATA) -> bytes:
-    prepared = prepare(config, data)
+class Neighbour:
+    """Stands for a silo's process: the same bytes, answered in this one."""
+
+    def __init__(self) -> None:
+        self.server: SiloServer | None = None
+        self.sent: list[bytes] = []
+
+    def send(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
+        self.sent.append(encode(header, arrays))
+        self.server, self.answer = reply(self.server, self.sent[-1])
+        return len(self.sent[-1])
+
+    def receive(self) -> Message:
+        header, arrays = decode(self.answer)
+        assert header["kind"] != "refused", header
+        return header, arrays
+
+
+def set_up_silos(config: Config) -> list[Neighbour]:
+    """All silos with the plan and their records; no seed: noise is the operating system's."""
+    prepared = prepare(config, DATA)
     assert prepared.plan is not None
-    plan = {
-        "config": config.model_dump(),
-        "facts": asdict(prepared.parts.facts),
-        "multipliers": {k: list(v) for k, v in prepared.plan.multipliers.items()},
-        "index": index,
-        "seed": None,
-    }
-    own = data.silos[index]
-    return encode({"kind": "setup", "plan": plan}, {"features": own.features, "targets": own.targets})
+    multipliers = {stream: list(values) for stream, values in prepared.plan.multipliers.items()}
+    silos = [Neighbour() for _ in DATA.silos]
+    set_up(silos, prepared.parts, multipliers, DATA, None)  # type: ignore[arg-type]
+    return silos
 
 
-def started(config: Config, **which: Any) -> SiloServer:
-    server, answer = reply(None, setup(config, **which))
-    assert decode(answer)[0] == {"kind": "ready"}
-    assert server is not None
-    assert decode(reply(server, encode({"kind": "start"}, {"x0": X0}))[1])[0] == {"kind": "ready"}
-    return server
+def started(config: Config, index: int = 0) -> SiloServer:
+    silo = set_up_silos(config)[index]
+    silo.send({"kind": "start"}, {"x0": X0})
+    assert silo.receive()[0] == {"kind": "ready"}
+    assert silo.server is not None
+    return silo.server
 
 
 def ask(
@@ -145,6 +158,15 @@ def test_a_silo_refuses_what_it_does_not_know(answered):
         assert decode(reply(answered, broken)[1])[0]["kind"] == "refused"
 
 
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_a_query_is_not_answered_as_a_local_task(trust):
+    """What a silo returns from a local task is sent as it is: a clipped mean asked for that way would go unnoised."""
+    server = started(agreed(trust))
+    header, arrays = decode(reply(server, encode({"kind": "local", "query": "value", "round": 0}, {"0": X0}))[1])
+    assert (header["kind"], arrays) == ("refused", {})
+    assert int(server.account.tallies["value"].count) == 0
+
+
 def test_a_refusal_shows_nothing_of_the_records(answered):
     """Reasons are made of names and counts; a wrong shape is told by its shape."""
     told = refusal(answered, "difference", 9, np.zeros(99, np.float32), X0)
@@ -174,7 +196,7 @@ def test_the_noise_of_a_silo_is_what_the_plan_says():
 
 def test_a_silo_serves_frames_until_its_input_ends():
     requests, answers = io.BytesIO(), io.BytesIO()
-    write_frame(requests, setup(agreed()))
+    write_frame(requests, set_up_silos(agreed())[0].sent[0])
     write_frame(requests, encode({"kind": "account"}, {}))
     requests.seek(0)
     serve(requests, answers)
@@ -203,5 +225,5 @@ def test_the_package_never_unpickles():
 
 
 def test_the_plan_that_travels_is_json():
-    header, _ = decode(setup(agreed()))
+    header, _ = decode(set_up_silos(agreed())[0].sent[0])
     assert json.loads(json.dumps(header)) == header
