@@ -28,7 +28,8 @@ def textbook(name: str, config: Config, data: FederatedData) -> np.ndarray:
     """The last iterate after the config's rounds from zero."""
     options = config.algorithm
     parts = [gradient_of(silo) for silo in data.silos]
-    mean = lambda x: np.mean([gradient(x) for gradient in parts], axis=0)
+    weights = data.sizes if options.weights == "size" else None
+    mean = lambda x: np.average([gradient(x) for gradient in parts], axis=0, weights=weights)
     eta = options.step_size or 0.0
     l1 = float(options.prox["strength"]) if isinstance(options.prox, dict) else 0.0
     x = np.zeros(1 + data.input_shape[0])

@@ -57,6 +57,13 @@ def ask(
     return message, silo.memory, silo.account, wire
 
 
+def privatised(answer: Answer) -> Vector:
+    """What a local task may return: nothing but what the silo has noised itself."""
+    if not isinstance(answer, Public):
+        raise TypeError("a local task must return Public: what it computes leaves the silo without further noise")
+    return answer.value
+
+
 class SimulatedFederation:
     """One round of all silos inside a compiled program. What changes is kept in `ends`."""
 
@@ -106,7 +113,7 @@ class SimulatedFederation:
         silo = self._silo(
             pick(self.data.records), self.data.sizes[index], jnp.asarray(index), pick(ends.memory), pick(ends.accounts)
         )
-        value = task(silo, *public).value
+        value = privatised(task(silo, *public))
         lift = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
         self.ends = Ends(
             put(one)(ends.memory, lift(silo.memory)), ends.silo_channel, ends.server_channel,

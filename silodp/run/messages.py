@@ -24,6 +24,7 @@ from silodp.core import Account, Answer, Public, Tally, Vector
 from silodp.data import FederatedData
 from silodp.randomness import Randomness, SeededRandomness, SystemRandomness
 from silodp.run.federation import SERVER, participants, silo_key
+from silodp.run.shuffling import ShufflerProcess
 from silodp.run.wire import WireError, decode, encode, read_frame, write_frame
 
 
@@ -62,6 +63,7 @@ def set_up(
     multipliers: dict[str, list[float]],
     data: FederatedData,
     seed: int | None,
+    shuffler: ShufflerProcess | None = None,
 ) -> None:
     """Give every silo the agreed plan and its own records."""
     for index, (silo, own) in enumerate(zip(silos, data.silos, strict=True)):
@@ -71,6 +73,7 @@ def set_up(
             "multipliers": multipliers,
             "index": index,
             "seed": seed,
+            "shuffler": None if shuffler is None else shuffler.invitation(index),
         }
         silo.send({"kind": "setup", "plan": plan}, {"features": own.features, "targets": own.targets})
     for silo in silos:
@@ -87,7 +90,9 @@ class MessageFederation:
         weights: Float[np.ndarray, " silos"],
         seed: int | None,
         public_seed: int,
+        shuffler: ShufflerProcess | None = None,
     ):
+        self.shuffler = shuffler
         self.parts, self.processes, self.weights, self.seed = parts, processes, weights, seed
         self.public_key = jax.random.key(public_seed)  # of who takes part: no secret
         self.silos, self.round = len(processes), 0
@@ -114,6 +119,8 @@ class MessageFederation:
             self.present = np.asarray(participants(public, self.silos, count))
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
+        if self.shuffler is not None:
+            return self._shuffled_mean(self.shuffler, query.__name__, public)
         for i in self.present:
             self._send(int(i), "ask", query.__name__, public)
         messages = [self._message(int(i)) for i in self.present]
@@ -126,6 +133,18 @@ class MessageFederation:
         put = lambda old, new: old.at[self.present].set(new)
         self.accounts = jax.tree.map(put, self.accounts, own)
         return value
+
+    def _shuffled_mean(self, shuffler: ShufflerProcess, query: str, public: tuple[Array, ...]) -> Vector:
+        rule = self.parts.releases(0)[0].batch
+        sent = [round(rule.divisor(self.parts.facts.sizes[i])) for i in self.present]
+        batch = shuffler.open(self.round, query, self.parts.objective.parameters, sent)
+        for i in self.present:
+            self._send(int(i), "ask", query, public)
+        for i in self.present:
+            self._receive(int(i))
+        mean, bits = shuffler.collect(batch)
+        self.bits[0] += bits
+        return jnp.asarray(mean)
 
     def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
         self._send(int(index), "local", task.__name__, public)

@@ -7,6 +7,7 @@ question twice, never goes back in rounds, and refuses whatever would exceed the
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -18,10 +19,12 @@ import numpy as np
 from jaxtyping import Array
 
 from silodp.build import Assembled, Facts, assemble
+from silodp.channels import ShuffledServer
 from silodp.config import parse_config
 from silodp.core import Account, Silo
 from silodp.randomness import Randomness, SeededRandomness, SystemRandomness
-from silodp.run.federation import ask, silo_key
+from silodp.run.federation import ask, privatised, silo_key
+from silodp.run.shuffling import Courier
 from silodp.run.wire import WireError, decode, encode, read_frame, write_frame
 
 
@@ -32,6 +35,10 @@ class SiloServer:
         self.index: int = plan["index"]
         self.seed: int | None = plan["seed"]
         self.parts: Assembled = assemble(parse_config(plan["config"]), Facts(**plan["facts"]), plan["multipliers"])
+        self.courier = None if plan["shuffler"] is None else Courier(plan["shuffler"])
+        self.channel = self.parts.channel
+        if isinstance(self.channel, ShuffledServer):
+            self.channel = dataclasses.replace(self.channel, individual=True)
         self.records = (jnp.asarray(records["features"]), jnp.asarray(records["targets"]))
         self.size = jnp.int32(len(records["targets"]))
         self.allowed = {s.name: s.count for s in self.parts.releases(self.index)}
@@ -40,7 +47,7 @@ class SiloServer:
         self.wire = self.parts.channel.remember(self.parts.objective.parameters)
         self.answered: set[tuple[int, str]] = set()
         self.round = -1
-        self.compiled: dict[str, Callable[..., Any]] = {}
+        self.compiled: dict[tuple[str, str], Callable[..., Any]] = {}
 
     def start(self, x0: Array) -> None:
         silo = self._silo(jnp.int32(-1), (), self.account)
@@ -59,29 +66,33 @@ class SiloServer:
         self.answered.add((round, name))
         if kind == "local":
             return work, {"value": np.asarray(message)}
-        packed = self.parts.channel.pack(message)
+        if self.courier is not None:
+            self.courier.deliver(round, name, np.asarray(message))
+            return work, {}
+        packed = self.channel.pack(message)
         return work | packed.facts, packed.arrays
 
     def _compiled(self, kind: str, name: str) -> Callable[..., Any]:
+        if kind not in ("ask", "local"):
+            raise WireError(f"kind {kind!r}: unknown; a silo answers setup, start, ask, local and account")
         if name not in self.parts.queries:
             raise WireError(f"query {name!r}: the agreed algorithm asks only {self.parts.queries}")
-        if name not in self.compiled:
+        if (kind, name) not in self.compiled:
             query = getattr(self.parts.algorithm, name)
 
             def run(public: Any, round: Array, memory: Any, account: Account, wire: Any) -> Any:
                 silo = self._silo(round, memory, account)
                 if kind == "local":
-                    value = query(silo, *public).value
-                    return value, silo.memory, silo.account, wire
-                return ask(query, public, silo, self.parts.channel, wire)
+                    return privatised(query(silo, *public)), silo.memory, silo.account, wire
+                return ask(query, public, silo, self.channel, wire)
 
-            self.compiled[name] = jax.jit(run)
-        return self.compiled[name]
+            self.compiled[kind, name] = jax.jit(run)
+        return self.compiled[kind, name]
 
     def _silo(self, round: Array, memory: Any, account: Account) -> Silo:
         return Silo(
             objective=self.parts.objective,
-            channel=self.parts.channel,
+            channel=self.channel,
             records=self.records,
             size=self.size,
             index=jnp.int32(self.index),
