@@ -18,6 +18,7 @@ from silodp.algorithms import find
 from silodp.algorithms.options import prox_kind
 from silodp.algorithms.theory import choose, with_options
 from silodp.build import Assembled, Facts, assemble, initial_point, model_of, stacked
+from silodp.channels import BinomialServer, ShuffledServer
 from silodp.config import Config, ConfigError, load_config, parse_config
 from silodp.core import Account
 from silodp.data import FederatedData, load_data
@@ -31,6 +32,7 @@ from silodp.run.directory import RunDirectory, versions
 from silodp.run.measure import measure
 from silodp.run.messages import MessageFederation, SiloProcess, set_up
 from silodp.run.progress import Progress, silent
+from silodp.run.shuffling import ShufflerProcess
 from silodp.run.simulate import (
     Chunk,
     Problem,
@@ -125,6 +127,10 @@ def run(
     """Train as the config says; `data` and `model` may be given as objects instead."""
     parsed = as_config(config)
     prepared = prepare(parsed, data, model)
+    if parsed.run.mode == "messages" and isinstance(prepared.parts.channel, BinomialServer):
+        raise ConfigError(
+            "run.mode = 'messages': pvec's sums are only simulated yet; use algorithm.randomizer = 'duchi'"
+        )
     directory = RunDirectory.create(out, parsed, f"{parsed.algorithm.name}-{source_name(prepared.data)}")
     if parsed.run.mode == "messages":
         return run_messages(prepared, directory, progress)
@@ -191,8 +197,11 @@ def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress
     measured = measurement(prepared)
     with ExitStack() as stack, progress(problem.rounds, 0, described(prepared)) as bar:
         processes = [stack.enter_context(SiloProcess()) for _ in prepared.data.silos]
-        set_up(processes, parts, multipliers, prepared.data, seed)
-        fed = MessageFederation(parts, processes, np.asarray(problem.silos.weights), seed, config.run.seed)
+        shuffler = None
+        if isinstance(parts.channel, ShuffledServer):
+            shuffler = stack.enter_context(ShufflerProcess(len(processes)))
+        set_up(processes, parts, multipliers, prepared.data, seed, shuffler)
+        fed = MessageFederation(parts, processes, np.asarray(problem.silos.weights), seed, config.run.seed, shuffler)
         x0 = prepared.setting.x0
         fed.start(x0)
         state, drawn = parts.algorithm.init(x0), x0
