@@ -15,10 +15,10 @@ demo: $(READY)
 	$(BIN)/silodp demo
 
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-all: lint
-	$(BIN)/pytest -n 2 --dist worksteal -m "slow or not slow"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "slow or not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .

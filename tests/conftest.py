@@ -59,3 +59,11 @@ def write_silos(folder: Path, tree: dict[str, Any]) -> Path:
     config = folder / "config.toml"
     config.write_text(to_toml(parse_config({"data": data, **tree})), encoding="utf-8")
     return config
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of one algorithm and channel share a compiled run: keep them on one worker."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if item.path.name == "test_conformance.py" and {"name", "trust"} <= params.keys():
+            item.add_marker(pytest.mark.xdist_group(f"{params['name']}-{params['trust']}"))
