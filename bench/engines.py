@@ -1,6 +1,6 @@
 """What a clipped sum costs next to ONE plain gradient of the mean loss: CPU-time ratios and temporary memory.
 
-    python bench/engines.py [repetitions]
+    python bench/engines.py [repetitions] [workload]
 
 All programs of a workload run interleaved in one process, so that a busy machine slows them alike; medians are shown.
 """
@@ -10,11 +10,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from silodp.gradients import clipped_sum
 from silodp.models import Model, build_model
@@ -71,6 +73,19 @@ def records_of(work: Workload) -> tuple[jax.Array, jax.Array]:
     return features, jax.random.randint(jax.random.key(2), lead, 0, work.classes)
 
 
+def library_lenet_loss(params: Any, record: Any) -> jax.Array:
+    """The same LeNet as one would write it with JAX's own convolution and pooling."""
+    h = record[0][None]
+    for name in ("conv1", "conv2"):
+        h = lax.conv_general_dilated(h, params[name]["weight"], (1, 1), "VALID") + params[name]["bias"][:, None, None]
+        h = lax.reduce_window(jax.nn.relu(h), -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    h = h.reshape(-1)
+    for name in ("dense1", "dense2"):
+        h = jax.nn.relu(params[name]["weight"] @ h + params[name]["bias"])
+    z = params["dense3"]["weight"] @ h + params["dense3"]["bias"]
+    return jax.nn.logsumexp(z) - z[record[1]]
+
+
 def programs(work: Workload, general: bool) -> dict[str, Any]:
     """Compiled programs of the stacked records: the plain gradient, and clipped sums of values and differences."""
     y, records = work.model.init(jax.random.key(0)), records_of(work)
@@ -82,8 +97,8 @@ def programs(work: Workload, general: bool) -> dict[str, Any]:
     records, weights = (records, weights) if work.silos > 1 else first((records, weights))
     each_silo = jax.vmap if work.silos > 1 else lambda function: function
 
-    def plain(x: Any, y: Any, records: Any) -> Any:
-        mean = lambda p, r: jnp.mean(jax.vmap(work.model.loss, in_axes=(None, 0))(p, r))
+    def plain(loss: Callable[..., jax.Array], x: Any, y: Any, records: Any) -> Any:
+        mean = lambda p, r: jnp.mean(jax.vmap(loss, in_axes=(None, 0))(p, r))
         return each_silo(lambda r: jax.grad(mean)(x, r))(records)
 
     def clipped(engine: str, points: int) -> Callable[..., Any]:
@@ -94,7 +109,10 @@ def programs(work: Workload, general: bool) -> dict[str, Any]:
 
         return run
 
-    chosen = {"plain gradient": plain, "values": clipped("structured", 1), "differences": clipped("structured", 2)}
+    chosen = {"plain gradient": partial(plain, work.model.loss)}
+    if work.model.name == "cnn":
+        chosen |= {"plain, lax.conv": partial(plain, library_lenet_loss)}
+    chosen |= {"values": clipped("structured", 1), "differences": clipped("structured", 2)}
     if general:
         chosen |= {"general values": clipped("general", 1), "general differences": clipped("general", 2)}
     compiled = {}

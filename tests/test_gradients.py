@@ -29,6 +29,7 @@ from silodp.gradients import (
 
 ENGINES = ("general", "structured")
 N = 23
+jitted = jax.jit(clipped_sum, static_argnums=0, static_argnames=("engine", "microbatch"))
 draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
 
 
@@ -152,7 +153,7 @@ def test_three_points():
     points, coefficients = [apart(y, 1e-5), apart(y, 0.3), y], (1.0, 0.5, -1.2)
     want, _ = reference(loss, points, coefficients, records, np.ones(N), 0.5)
     for engine in ENGINES:
-        assert relative(clipped_sum(loss, points, coefficients, records, jnp.ones(N), 0.5, engine=engine), want) < 1e-5
+        assert relative(jitted(loss, points, coefficients, records, jnp.ones(N), 0.5, engine=engine), want) < 1e-5
 
 
 def test_plain_subtraction_would_fail_where_the_difference_does_not():
@@ -189,14 +190,14 @@ def test_difference_of_any_function(function, distance):
 def test_padding_and_non_finite_records_contribute_nothing(engine, case):
     loss, params, (features, targets) = CASES[case]
     weights = jnp.ones(N).at[3].set(0).at[N - 1].set(0)
-    clean = clipped_sum(loss, [params], [1.0], (features, targets), weights.at[5].set(0), 0.7, engine=engine)
+    clean = jitted(loss, [params], [1.0], (features, targets), weights.at[5].set(0), 0.7, engine=engine)
     if features.dtype == jnp.int32:
         dirty = features.at[3].set(10**6).at[N - 1].set(-7)
         weights = weights.at[5].set(0)
     else:
         dirty = features.at[3].set(jnp.nan).at[N - 1].set(jnp.inf).at[5].set(jnp.nan)
     for points, coefficients in (([params], [1.0]), ([params, apart(params, 1e-3)], [1.0, 0.0])):
-        got = clipped_sum(loss, points, coefficients, (dirty, targets), weights, 0.7, engine=engine, microbatch=8)
+        got = jitted(loss, points, coefficients, (dirty, targets), weights, 0.7, engine=engine, microbatch=8)
         assert np.isfinite(flat(got)).all()
         assert relative(got, clean) < 2e-6
 
@@ -205,19 +206,19 @@ def test_padding_and_non_finite_records_contribute_nothing(engine, case):
 def test_overflow_inside_the_loss_is_a_non_finite_record(engine):
     loss = lambda p, r: jnp.exp(dense(p, None, r)[0])
     records = jnp.array([[0.1], [1e3], [0.2]])
-    got = clipped_sum(loss, [jnp.ones((1, 1))], [1.0], records, jnp.ones(3), jnp.inf, engine=engine)
+    got = jitted(loss, [jnp.ones((1, 1))], [1.0], records, jnp.ones(3), jnp.inf, engine=engine)
     np.testing.assert_allclose(got, 0.1 * np.exp(0.1) + 0.2 * np.exp(0.2), rtol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_clip_zero_infinite_and_zero_gradients(engine):
     loss, params, records = CASES["tanh"]
-    run = partial(clipped_sum, loss, [params], [1.0], records, jnp.ones(N), engine=engine)
+    run = partial(jitted, loss, [params], [1.0], records, jnp.ones(N), engine=engine)
     assert not flat(run(0.0)).any()
     want, _ = reference(loss, [params], [1.0], records, np.ones(N), np.inf)
     assert relative(run(jnp.inf), want) < 1e-5
     for clip in (0.0, 1.0, jnp.inf):
-        same = clipped_sum(loss, [params, params], [1.0, -1.0], records, jnp.ones(N), clip, engine=engine)
+        same = jitted(loss, [params, params], [1.0, -1.0], records, jnp.ones(N), clip, engine=engine)
         assert not flat(same).any()
 
 
@@ -261,9 +262,6 @@ def largest_move(primitive, case, seed, log_clip, scale, engine, two_points):
     points, coefficients = ([params, apart(params, 1e-2)], [1.0, -1.0]) if two_points else ([params], [1.0])
     run = lambda f: flat(primitive(loss, points, coefficients, (f, targets), jnp.ones(N), clip, engine=engine))
     return np.linalg.norm(run(other) - run(features)) / clip
-
-
-jitted = jax.jit(clipped_sum, static_argnums=0, static_argnames=("engine", "microbatch"))
 
 
 @settings(max_examples=40, deadline=None)
@@ -319,15 +317,13 @@ def test_factors_sum_to_the_clipped_sum_and_can_be_replaced_one_by_one(engine, c
     other = apart(params, 0.5)
     table = record_factors(loss, params, records, weights, 0.4, engine=engine)
     assert all(leaf.shape[0] == N for leaf in jax.tree.leaves(table))
-    assert (
-        relative(sum_factors(params, table, weights), clipped_sum(loss, [params], [1.0], records, weights, 0.4)) < 1e-5
-    )
+    assert relative(sum_factors(params, table, weights), jitted(loss, [params], [1.0], records, weights, 0.4)) < 1e-5
     few = jax.tree.map(lambda leaf: leaf[4:9], records)
     fresh = record_factors(loss, other, few, weights[4:9], 0.4, engine=engine)
     table = jax.tree.map(lambda old, new: old.at[4:9].set(new), table, fresh)
     seen = jnp.zeros(N).at[4:9].set(1.0)
-    want = clipped_sum(loss, [other], [1.0], records, weights * seen, 0.4)
-    want = jax.tree.map(jnp.add, want, clipped_sum(loss, [params], [1.0], records, weights * (1 - seen), 0.4))
+    want = jitted(loss, [other], [1.0], records, weights * seen, 0.4)
+    want = jax.tree.map(jnp.add, want, jitted(loss, [params], [1.0], records, weights * (1 - seen), 0.4))
     assert relative(sum_factors(params, table, weights), want) < 1e-5
 
 
@@ -335,7 +331,7 @@ def test_factors_of_a_regularised_loss_are_plain_gradients():
     loss, params, records = CASES["regularised"]
     table = record_factors(loss, params, records, jnp.ones(N), 0.4)
     assert (
-        relative(sum_factors(params, table, jnp.ones(N)), clipped_sum(loss, [params], [1.0], records, jnp.ones(N), 0.4))
+        relative(sum_factors(params, table, jnp.ones(N)), jitted(loss, [params], [1.0], records, jnp.ones(N), 0.4))
         < 1e-5
     )
     with pytest.raises(ValueError, match="engine: structured"):
@@ -347,9 +343,7 @@ def test_per_record_vectors_add_up():
     x = apart(y, 1e-3)
     each = per_record(loss, [x, y], [1.4, -0.4], records, 0.3)
     assert (
-        relative(
-            jax.tree.map(lambda g: g.sum(0), each), clipped_sum(loss, [x, y], [1.4, -0.4], records, jnp.ones(N), 0.3)
-        )
+        relative(jax.tree.map(lambda g: g.sum(0), each), jitted(loss, [x, y], [1.4, -0.4], records, jnp.ones(N), 0.3))
         < 1e-5
     )
     norms = np.linalg.norm([flat(jax.tree.map(lambda g, j=j: g[j], each)) for j in range(N)], axis=1)

@@ -1,8 +1,8 @@
 """Where a parameter meets data: dense, conv2d, embed. Ordinary functions of one record, which the engines recognise.
 
 Each layer is a named jit, so that it stays visible as one equation in the traced loss (`structure.py` looks for the
-names). The weight always comes first in its product: when the loss is vmapped over records XLA then keeps the
-record axis last, and both the layer and its cotangents are single matrix products over all records of a block.
+names). The weight always comes first in its product, forwards and (in `apply_weight`, the structured engine's form)
+backwards: vmapped over records these are then single matrix products that keep the record axis last.
 """
 
 from __future__ import annotations
@@ -91,16 +91,46 @@ def _plain_embed(table: Array, index: Array) -> Array:
     return jnp.take(table, index, axis=0, mode="clip")
 
 
+def apply_weight(kind: str, weight: Array, x: Array, stride: int) -> Array:
+    """A layer without its bias, differentiable in x only."""
+    if kind == DENSE:
+        return _weight_first(weight, x)
+    if kind == EMBED:
+        return _plain_embed(weight, x)
+    if x.shape[0] * x.shape[2] <= BAND_ROW:
+        return band_convolution(weight, x, stride, _weight_first)
+    return _direct_convolution(weight, x, stride)
+
+
+@jax.custom_vjp
+def _weight_first(weight: Array, x: Array) -> Array:
+    return weight @ x
+
+
+def _forwards(weight: Array, x: Array) -> tuple[Array, Array]:
+    return weight @ x, weight
+
+
+def _backwards(weight: Array, cotangent: Array) -> tuple[Array, Array]:
+    return jnp.zeros_like(weight), weight.T @ cotangent
+
+
+_weight_first.defvjp(_forwards, _backwards)
+
+
 def _direct_convolution(kernel: Array, x: Array, stride: int) -> Array:
     return lax.conv_general_dilated(x[None], kernel, (stride, stride), "VALID")[0]
 
 
-def band_convolution(kernel: Array, x: Array, stride: int) -> Array:
+def band_convolution(
+    kernel: Array, x: Array, stride: int, product: Callable[[Array, Array], Array] = jnp.matmul
+) -> Array:
     """One product: a band matrix that slides the kernel along the width, times the stacked rows of the image."""
-    outputs, channels, size, _ = kernel.shape
+    outputs, _, size, _ = kernel.shape
     band = _band_matrix(kernel, x.shape[2], stride)
     stacked = stacked_rows(x, size, stride)
-    out = band.reshape(-1, band.shape[2] * channels * x.shape[2]) @ stacked.reshape(-1, stacked.shape[-1])
+    rows = stacked.reshape(-1, stacked.shape[-1])
+    out = product(band.reshape(-1, rows.shape[0]), rows)
     return out.reshape(outputs, band.shape[1], -1).swapaxes(1, 2)
 
 

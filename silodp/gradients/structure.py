@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jaxtyping import Array, PyTree
 
-from silodp.gradients.layers import CONV, DENSE, EMBED
+from silodp.gradients.layers import CONV, DENSE, EMBED, apply_weight
 from silodp.gradients.tracing import bind, inner_function, trace, walk
 
 Loss = Callable[[PyTree, PyTree], Array]
@@ -45,26 +45,36 @@ class Structure(NamedTuple):
     traced: core.ClosedJaxpr
     layers: tuple[Layer, ...]
 
-    def taps(self, params: PyTree, record: PyTree) -> Taps:
-        """Layer inputs, and the gradient of the loss with respect to a zero added to each layer's output."""
-        arguments = [*jax.tree.leaves(params), *jax.tree.leaves(record)]
+    def taps(self, params: PyTree, records: PyTree) -> Taps:
+        """Layer inputs, and the gradients of the losses with respect to what is added to each layer's output."""
+        leaves, n = jax.tree.leaves(params), jax.tree.leaves(records)[0].shape[0]
+        offsets = [_offset(layer, leaves, n) for layer in self.layers]
+        return jax.vmap(self._record_taps, in_axes=(None, 0, -1), out_axes=-1)(leaves, records, offsets)
 
-        def perturbed(perturbations: list[Array]) -> tuple[Array, list[Array]]:
-            added = dict(zip((layer.call for layer in self.layers), perturbations, strict=True))
+    def _record_taps(self, leaves: list[Array], record: PyTree, offsets: list[Array]) -> Taps:
+        layers = {layer.call: (layer, i) for i, layer in enumerate(self.layers)}
+
+        def perturbed(offsets: list[Array]) -> tuple[Array, list[Array]]:
             calls, inputs = count(), []
 
             def apply(equation: core.JaxprEqn, values: list[Any]) -> list[Any]:
-                if not is_layer(equation) or (call := next(calls)) not in added:
+                if not is_layer(equation) or (call := next(calls)) not in layers:
                     return bind(equation, values)
+                layer, i = layers[call]
                 inputs.append(values[1])
-                return [bind(equation, values)[0] + added[call]]
+                return [apply_weight(layer.kind, values[0], values[1], layer.stride) + offsets[i]]
 
-            (value,) = walk(self.traced, arguments, apply, inline=_inline)
+            (value,) = walk(self.traced, [*leaves, *jax.tree.leaves(record)], apply, inline=_inline)
             return value, inputs
 
-        zeros = [jnp.zeros(layer.output) for layer in self.layers]
-        cotangents, inputs = jax.grad(perturbed, has_aux=True)(zeros)
+        cotangents, inputs = jax.grad(perturbed, has_aux=True)(offsets)
         return Taps(inputs, cotangents)
+
+
+def _offset(layer: Layer, leaves: list[Array], n: int) -> Array:
+    """The bias (or zero) for every record: vmap would move the record axis first if one operand had none."""
+    bias = jnp.zeros(()) if layer.bias is None else leaves[layer.bias]
+    return jnp.broadcast_to(bias.reshape(*bias.shape, *(1,) * (len(layer.output) + 1 - bias.ndim)), (*layer.output, n))
 
 
 class _Origin(NamedTuple):

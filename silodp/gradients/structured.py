@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from silodp.gradients.blocks import clip_factor, sum_in_blocks
 from silodp.gradients.difference import difference
 from silodp.gradients.factors import Factors, keep_only, make_factors
 from silodp.gradients.layers import CONV
-from silodp.gradients.structure import Layer, Structure, Taps
+from silodp.gradients.structure import Layer, Structure
 
 # A block's layer inputs and cotangents should stay in the second-level cache.
 BLOCK_BYTES = 4_000_000
@@ -94,12 +94,11 @@ def block_size(structure: Structure, points: int) -> int:
 def _combine(
     structure: Structure, points: Sequence[PyTree], coefficients: Sequence[Array], records: PyTree
 ) -> list[Factors]:
-    taps = _stacked(structure)
     leaves, last = jax.tree.leaves(points[0]), points[-1]
     if len(points) == 1:
-        base, deltas = taps(last, records), []
+        base, deltas = structure.taps(last, records), []
     else:
-        pairs = [difference(taps, point, last, records) for point in points[:-1]]
+        pairs = [difference(structure.taps, point, last, records) for point in points[:-1]]
         base, deltas = pairs[0][0], [delta for _, delta in pairs]
     layers = []
     for i, layer in enumerate(structure.layers):
@@ -121,10 +120,6 @@ def _terms(
             moved = cotangents if change is None else cotangents + change
             others.append((input_change, coefficient * moved))
     return [(inputs, first), *others]
-
-
-def _stacked(structure: Structure) -> Callable[[PyTree, PyTree], Taps]:
-    return jax.vmap(structure.taps, in_axes=(None, 0), out_axes=-1)
 
 
 def _shifted_norms(
