@@ -1,0 +1,194 @@
+"""Families against one another, mixed with each other's channels and prox, and refused where they make no sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+from silodp.algorithms import REGISTRY
+from silodp.algorithms.soteria import Table
+from silodp.config import Config, ConfigError, parse_config
+from silodp.privacy.certificate import settle
+from silodp.run.messages import MessageFederation, set_up
+from silodp.run.runner import Prepared, prepare
+from silodp.run.simulate import Carry, Problem, Setting, one_round, start
+from tests.cases import ROUNDS, case
+from tests.conftest import made_data
+from tests.test_equivalences import trained
+
+DATA = made_data()
+BOTH: dict[str, Any] = {"clip_difference": 0.7, "multipliers": {"value": 2.0, "difference": 3.0}}
+EVERYONE = ("mu2", "diff2-bvr-l-sgd", "ce-psgm")
+
+
+@eqx.filter_jit
+def all_rounds(problem: Problem, setting: Setting) -> Carry:
+    return jax.lax.fori_loop(0, problem.rounds, lambda _, c: one_round(problem, setting, c), start(problem, setting))
+
+
+def ran(config: Config) -> tuple[Prepared, Carry]:
+    prepared = prepare(config, DATA)
+    return prepared, all_rounds(prepared.problem, prepared.setting)
+
+
+def test_soteria_with_the_identity_is_ldp_sgd():
+    options: dict[str, Any] = {"batch": 8, "data": DATA}
+    plain = trained(name="ldp-sgd", **options)
+    np.testing.assert_array_equal(trained(name="cdp-sgd", compressor="identity", **options), plain)
+    # The shift moves, but what it takes away in the silo the server adds: only rounding is left.
+    shifted = trained(name="soteria-sgd", compressor="identity", **options)
+    np.testing.assert_allclose(shifted, plain, rtol=1e-5, atol=1e-6)
+    compressed = trained(name="soteria-sgd", compressor="rand-k", keep=3, **options)
+    assert np.abs(compressed - plain).max() > 1e-2
+
+
+def test_variance_reduction_on_all_records_is_gd_with_the_same_noise():
+    gd = trained(name="soteria-gd", compressor="identity")
+    for name, own in (("soteria-saga", {}), ("soteria-svrg", {"snapshot_probability": 0.4})):
+        options: dict[str, Any] = {"batch": 30, "compressor": "identity"} | own
+        np.testing.assert_allclose(trained(name=name, **options), gd, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_bvr_with_one_local_step_is_diff2(trust):
+    local = trained(DATA, trust, name="diff2-bvr-l-sgd", local_steps=1, restart=3, **BOTH)
+    np.testing.assert_array_equal(local, trained(DATA, trust, name="diff2-gd", restart=3, **BOTH))
+
+
+def test_ce_psgm_with_one_local_step_is_mb_psgm():
+    local = trained(DATA, name="ce-psgm", local_steps=1, momentum=0.3, **BOTH)
+    np.testing.assert_array_equal(local, trained(DATA, name="mb-psgm", momentum=0.3, **BOTH))
+
+
+def test_momentum_one_is_gd():
+    free = trained(DATA, name="mb-psgm", momentum=1.0, **BOTH)
+    np.testing.assert_allclose(free, trained(DATA, name="dp-gd"), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in REGISTRY if name not in EVERYONE])
+def test_some_silos_may_be_absent(name):
+    """The round with two of three silos can be built (conformance runs some of them)."""
+    prepared = prepare(case(name, REGISTRY[name].trusts[0], participation=2), DATA)
+    first = eqx.filter_eval_shape(start, prepared.problem, prepared.setting)
+    later = eqx.filter_eval_shape(one_round, prepared.problem, prepared.setting, first)
+    assert later.state.x.shape == (6,)
+
+
+@pytest.mark.parametrize(("name", "trust"), [("mb-psgm", "untrusted"), ("prox-pl-svrg", "trusted")])
+def test_absent_silos_are_not_charged(name, trust):
+    prepared, carry = ran(case(name, trust, participation=2))
+    assert prepared.plan is not None
+    settle(prepared.plan, carry.ends.accounts)
+    assert int(carry.ends.accounts.tallies["value"].count.sum()) == 2 * sum(
+        r % (prepared.config.algorithm.restart or 1) == 0 for r in range(ROUNDS)
+    )
+
+
+@pytest.mark.parametrize("name", EVERYONE)
+def test_methods_that_need_every_silo_say_so(name):
+    with pytest.raises(ConfigError, match=f"participation = 2: {name} needs all 3 silos in every round"):
+        prepare(case(name, "untrusted", participation=2), DATA)
+    prepare(case(name, "untrusted", participation=3), DATA)
+
+
+MIXED = [
+    ("mb-psgm", {"compressor": "rand-k", "keep": 3}),
+    ("diff2-gd", {"compressor": "rand-k", "keep": 3, "shifted": True}),
+    ("mu2", {"prox": {"kind": "l1", "strength": 0.02}}),
+    ("dp-gd", {"compressor": "qsgd", "levels": 4, "prox": {"kind": "box", "low": -0.2, "high": 0.2}}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), MIXED)
+def test_estimators_channels_compressors_and_prox_mix(name, options):
+    """Private whatever the mix: the releases are as planned; and the parts do what they are for."""
+    prepared, carry = ran(case(name, "untrusted", **options))
+    x = np.asarray(carry.state.x)
+    assert prepared.plan is not None
+    settle(prepared.plan, carry.ends.accounts)
+    assert np.isfinite(x).all()
+    assert np.abs(x).max() > 0
+    without: dict[str, Any] = dict.fromkeys(options)
+    _, plain = ran(case(name, "untrusted", **without))
+    assert np.abs(x - np.asarray(plain.state.x)).max() > 1e-3
+    compressed = "compressor" in options
+    assert (carry.ends.bits[0] < plain.ends.bits[0]) == compressed
+    if name == "dp-gd":
+        assert np.abs(x).max() <= 0.2 + 1e-6
+
+
+@pytest.mark.slow
+def test_a_mix_of_two_shifted_streams_is_the_same_message_by_message(silo_processes):
+    name, options = MIXED[1]
+    prepared, carry = ran(case(name, "untrusted", **options))
+    assert prepared.plan is not None
+    seed = prepared.config.run.seed
+    set_up(silo_processes, prepared.parts, {k: list(v) for k, v in prepared.plan.multipliers.items()}, DATA, seed)
+    fed = MessageFederation(prepared.parts, silo_processes, np.asarray(prepared.problem.silos.weights), seed, seed)
+    fed.start(prepared.setting.x0)
+    state = prepared.parts.algorithm.init(prepared.setting.x0)
+    for r in range(ROUNDS):
+        fed.begin_round(r)
+        state = prepared.parts.algorithm.round(state, fed)
+    np.testing.assert_allclose(np.asarray(state.x), np.asarray(carry.state.x), rtol=1e-5, atol=1e-5)
+    assert fed.take_costs()["bits_up"] == float(carry.ends.bits[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "trust", "prox", "compressor", "theorem"),
+    [
+        ("spider", "untrusted", "l1", None, "Thm 3.1"),
+        ("spider", "trusted", "none", None, None),
+        ("diff2-gd", "trusted", "none", None, "Thm 4.3"),
+        ("diff2-gd", "trusted", "l1", None, None),
+        ("diff2-gd", "untrusted", "none", "rand-k", None),
+        ("soteria-saga", "untrusted", "none", "natural", "Cor. 3"),
+        ("soteria-saga", "untrusted", "l1", "natural", None),
+        ("mu2", "trusted", "none", None, "Thm 6.2"),
+        ("mu2", "untrusted", "l1", None, None),
+        ("mb-psgm", "untrusted", "none", "rand-k", None),
+    ],
+)
+def test_the_registry_knows_what_is_proved(name, trust, prox, compressor, theorem):
+    assert REGISTRY[name].theorem(trust, prox, compressor) == theorem
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("soteria-gd", {"keep": 7}, r"algorithm.keep = 7.*6"),
+        ("soteria-svrg", {"snapshot_probability": 0.0}, r"snapshot_probability = 0.0: .*greater than 0 and at most 1"),
+        ("ldp-svrg", {"snapshot_probability": 1.5}, r"snapshot_probability = 1.5: .*greater than 0 and at most 1"),
+        ("prox-sgd", {"rounds": 26}, r"algorithm.rounds = 26: .*silo 'silo 1' has 25 records.*at most 25 rounds"),
+        ("mu2", {"rounds": 13}, r"algorithm.rounds = 13: .*has 25 records and 26 are needed; use at most 12 rounds"),
+        ("mu2", {"diameter": 0.0}, r"algorithm.diameter = 0.0: .*greater than 0"),
+        ("mu2", {"diameter": -1.0}, r"algorithm.diameter = -1.0: .*greater than 0"),
+        ("soteria-saga", {"batch": 26}, r"algorithm.batch = 26 exceeds the 25 records of silo 'silo 1'"),
+        ("soteria-gd", {"compressor": None, "keep": None}, r"algorithm.compressor is missing: soteria-gd needs one"),
+        ("ldp-sgd", {"compressor": "natural"}, r"algorithm.compressor = 'natural': ldp-sgd sends uncompressed"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(case(name, "untrusted", **options), DATA)
+
+
+def test_sagas_table_keeps_factors_not_gradients():
+    """Each layer's gradient is an outer product: its two factors are stored, m * (inputs + outputs) numbers."""
+    wide = made_data((40, 25, 31), features=200)
+    tree = case("soteria-saga", "untrusted").model_dump(exclude_unset=True)
+    layers = {"kind": "mlp", "hidden": [64], "activation": "sigmoid"}
+    prepared = prepare(parse_config(tree | {"model": layers}), wide)
+    assert prepared.parts.objective.engine == "structured"
+    carry = eqx.filter_eval_shape(start, prepared.problem, prepared.setting)
+    table = carry.ends.memory
+    assert isinstance(table, Table)
+    stored = sum(leaf.size for leaf in jax.tree.leaves(table.gradients))
+    records = 3 * 40  # padded
+    whole = records * prepared.parts.objective.parameters
+    assert stored <= records * (200 + 64 + 64 + 2 + 4)
+    assert stored < whole / 30
