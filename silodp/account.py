@@ -9,7 +9,7 @@ import numpy as np
 
 from silodp.algorithms.theory import choose, with_options
 from silodp.config import Config, ConfigError, parse_config
-from silodp.planning import claim_of, plan_of
+from silodp.planning import claim_of, plan_of, within_budget
 from silodp.plots import curve_figure
 from silodp.privacy import accountant
 from silodp.privacy.plan import MESSAGE, Plan
@@ -45,7 +45,8 @@ def planned(config: Config, calibration: str | None = None) -> Plan:
     sizes = sizes_of(config)
     names = [f"silo {i}" for i in range(len(sizes))]
     config = with_options(config, choose(config, sizes, config.model.parameters))
-    plan = plan_of(with_placeholders(config), sizes, names, config.model.parameters, calibration)
+    config = within_budget(with_placeholders(config), sizes, names, config.model.parameters)
+    plan = plan_of(config, sizes, names, config.model.parameters, calibration)
     assert plan is not None
     return plan
 

@@ -59,7 +59,7 @@ class Assembled:
 
     def releases(self, silo: int) -> list[Stream]:
         schedule = schedule_of(self.config, len(self.facts.sizes))
-        rounds = range(self.config.algorithm.rounds) if schedule is None else schedule[silo]
+        rounds = range(self.config.algorithm.performed) if schedule is None else schedule[silo]
         return self.algorithm.releases(silo, self.facts.sizes, rounds)
 
 
@@ -115,7 +115,7 @@ def schedule_of(config: Config, silos: int) -> tuple[tuple[int, ...], ...] | Non
     options = config.algorithm
     if options.schedule != "fixed" or options.participation is None:
         return None
-    return attendance(config.run.seed, silos, options.participation, options.rounds)
+    return attendance(config.run.seed, silos, options.participation, options.performed)
 
 
 def model_of(options: ModelConfig, facts: Facts) -> Model:
@@ -156,7 +156,7 @@ def stacked(data: FederatedData, weights: str) -> Silos:
     return Silos(
         (jnp.asarray(features), jnp.asarray(targets)),
         jnp.asarray(sizes, jnp.int32),
-        jnp.asarray(silo_weights(sizes, weights), jnp.float32),
+        jnp.asarray(silo_weights(sizes.tolist(), weights), jnp.float32),
     )
 
 

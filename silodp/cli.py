@@ -90,6 +90,7 @@ def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Run the grid of CONFIG.toml's sweep section in one compiled program (or one per program shape)."""
     from silodp.run.progress import bars
     from silodp.run.runner import read_data
+    from silodp.run.selection import save_selection, select_privately
     from silodp.run.sweep import best_of, save_sweep, source_name
     from silodp.run.sweep import sweep as execute
 
@@ -97,6 +98,11 @@ def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
         parsed = load_config(config, set)
         refuse_existing(out)
         data = read_data(parsed)
+        if parsed.sweep.private_trials is not None:
+            chosen = select_privately(parsed, data=data, progress=bars(console))
+            directory = save_selection(parsed, chosen, source_name(data), out)
+            print_selection(chosen, directory.path)
+            return
         outcomes = execute(parsed, data=data, progress=bars(console))
         directory = save_sweep(parsed, outcomes, source_name(data), out)
         print_outcomes(outcomes, best_of(outcomes, parsed.sweep.select), parsed.sweep.select)
@@ -253,6 +259,18 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
         if note.startswith("not private"):
             console.print(note, style="yellow", markup=False, soft_wrap=True)
     console.print(f"files in {directory}", markup=False, soft_wrap=True)
+
+
+def print_selection(chosen: Any, directory: Path) -> None:
+    values = ", ".join(f"{key} = {value:g}" for key, value in chosen.outcome.values.items())
+    column = chosen.column
+    console.print(f"chosen: {values}; {column} {chosen.outcome.history[-1][column]:.6g}", markup=False)
+    console.print(
+        f"epsilon of one run {chosen.outcome.epsilon:.4g}; of choosing the best of a random number of runs "
+        f"{chosen.epsilon:.4g}, if the test records are public",
+        markup=False,
+    )
+    console.print(f"results in {directory}", markup=False)
 
 
 def print_account(result: dict[str, Any]) -> None:

@@ -82,6 +82,9 @@ class PrivacyConfig(Section):
     multipliers: dict[str, float] | None = Field(
         default=None, description="noise std over sensitivity, by stream: epsilon follows"
     )
+    budget: float | None = Field(
+        default=None, gt=0, description="with multipliers: stop before epsilon would exceed this"
+    )
     calibration: Literal["exact", "paper"] = "exact"
     split: float | Literal["optimal"] | None = Field(
         default=None, description="share of mu^2 given to the value stream (0.8 is DIFF2's u = 1.25), or optimal"
@@ -108,6 +111,8 @@ class PrivacyConfig(Section):
         given = [name for name in ("epsilon", "gdp", "multipliers") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given together; give one of them")
+        if self.budget is not None and self.multipliers is None:
+            raise ValueError("budget goes with multipliers; a target epsilon is kept by its noise")
         return self
 
     @property
@@ -120,6 +125,7 @@ class AlgorithmConfig(Section):
 
     name: str = "spider"
     rounds: int = Field(default=50, ge=1)
+    stop_after: int | None = Field(default=None, ge=1, description="end here a run that was made for `rounds`")
     step_size: float | None = Field(default=None, gt=0)
     clip: float | None = Field(default=None, gt=0, description="C1: clip norm of a record's gradient")
     clip_difference: float | None = Field(default=None, gt=0, description="C2: clip of a difference per unit |x - y|")
@@ -184,6 +190,11 @@ class AlgorithmConfig(Section):
             if getattr(self, constant) is not None and not used:
                 raise ValueError(f"{constant} = {getattr(self, constant)} has no effect without theory = true")
         return self
+
+    @property
+    def performed(self) -> int:
+        """The rounds that really take place."""
+        return min(self.rounds, self.stop_after or self.rounds)
 
 
 class RunConfig(Section):

@@ -26,7 +26,7 @@ def plan_of(
         tuple(sizes),
         tuple(silo_weights(sizes, config.algorithm.weights).tolist()),
         privacy.trust,
-        config.algorithm.rounds,
+        config.algorithm.performed,
         config.algorithm.participation,
         schedule_of(config, len(sizes)),
         mask_of(config, parameters),
@@ -39,6 +39,31 @@ def plan_of(
     except ValueError as error:
         text = str(error)
         raise ConfigError(text if text.startswith("privacy") else f"privacy.{text}") from None
+
+
+def within_budget(config: Config, sizes: Sequence[int], names: Sequence[str], parameters: int | None) -> Config:
+    """With given noise and a budget: the filter. The run ends after the last round that the budget admits."""
+    budget = config.privacy.budget
+    if budget is None:
+        return config
+
+    def ending(rounds: int) -> Config:
+        return config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"stop_after": rounds})})
+
+    def admits(rounds: int) -> bool:
+        plan = plan_of(ending(rounds), sizes, names, parameters)
+        assert plan is not None
+        return all(plan.epsilon(i) <= budget for i in range(len(sizes)))
+
+    low, high = 0, config.algorithm.performed + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if admits(middle) else (low, middle)
+    if low == 0:
+        raise ConfigError(
+            f"privacy.budget = {budget}: the first round already exceeds it with these multipliers; give more noise"
+        )
+    return ending(low)
 
 
 def mask_of(config: Config, parameters: int | None) -> tuple[int, int] | None:

@@ -14,7 +14,8 @@ from silodp.prox import Prox, build_prox
 from silodp.sampling import BatchRule, FixedSize, Full, build_rule
 
 # What every algorithm takes, and what the run takes care of: never "not used".
-COMMON = {"name", "rounds", "step_size", "participation", "schedule", "weights", "prox", "batch", "sampling"}
+COMMON = {"name", "rounds", "stop_after", "step_size", "prox", "batch", "sampling"}
+SILOS = {"participation", "schedule", "weights"}
 COMPRESSION = {"compressor", "keep", "levels", "shifted"}
 SHUFFLE = {"randomizer", "grid"}
 # Constants of the problem, from which the theorems' defaults follow (silodp.algorithms.theory).
@@ -69,7 +70,9 @@ def batch_of(options: AlgorithmConfig, entry: Entry, trust: str) -> BatchRule:
 
 
 def refuse_unused(options: AlgorithmConfig, entry: Entry, used: set[str]) -> None:
-    for name in sorted(options.model_fields_set - COMMON - COMPRESSION - SHUFFLE - THEORY - (used - set(entry.fixed))):
+    for name in sorted(
+        options.model_fields_set - COMMON - SILOS - COMPRESSION - SHUFFLE - THEORY - (used - set(entry.fixed))
+    ):
         if getattr(options, name) is not None:
             raise ConfigError(
                 f"algorithm.{name} = {getattr(options, name)!r}: {options.name} does not use it; leave it out"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from silodp.core import Account, Stream
-from silodp.privacy import accountant
-from silodp.privacy.events import Spent
+from silodp.privacy import accountant, events
+from silodp.privacy.events import Sampling, Spent
 from silodp.privacy.messages import Messages
 from silodp.privacy.plan import MESSAGE, Plan, planned
 
@@ -170,8 +170,28 @@ def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:
         "count": spent.releases.count,
         "multiplier": spent.multiplier,
         "std_over_clip": std_over_clip,
-        "sampling": repr(spent.releases.sampling),
+        "sampling": in_words(spent.releases.sampling),
     } | ({"eps0": 1 / spent.multiplier} if spent.releases.stream == MESSAGE else {})
+
+
+def in_words(sampling: Sampling) -> str:
+    """How a release uses a record."""
+    match sampling:
+        case events.Full():
+            return "all records"
+        case events.Disjoint():
+            return "one pass: each record in one of them"
+        case events.Poisson(rate):
+            return f"Poisson batches, rate {rate:.4g}"
+        case events.FixedSize(batch, records):
+            return f"batches of {batch} of {records} records without replacement"
+        case events.TwoLevel(batch, records):
+            return f"Poisson batches of {batch} of {records} records beside a mean over all"
+        case events.Masked(keep, parameters):
+            return f"all records, {keep} of {parameters} coordinates under a mask drawn by the silo"
+        case Messages(shuffle):
+            return f"{shuffle.messages} shuffled messages, {shuffle.own} of this silo, {shuffle.randomizer}"
+    return repr(sampling)
 
 
 def curve_points(own: Sequence[Spent], epsilon: float) -> list[dict[str, float]]:

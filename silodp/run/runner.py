@@ -24,7 +24,7 @@ from silodp.core import Account
 from silodp.data import FederatedData, load_data
 from silodp.models import Model
 from silodp.objective import parameter_count
-from silodp.planning import claim_of, plan_of
+from silodp.planning import claim_of, plan_of, within_budget
 from silodp.plots import history_figure
 from silodp.privacy.certificate import SIMULATED, Context, as_text, certificate, settle
 from silodp.privacy.plan import Plan
@@ -97,15 +97,15 @@ def prepare(config: Config, data: FederatedData | None = None, model: Model | No
     silos = stacked(data, config.algorithm.weights)
     model = model or model_of(config.model, facts)
     chosen = choose(config, facts.sizes, parameter_count(model))
-    config = with_options(config, chosen)
+    config = within_budget(with_options(config, chosen), facts.sizes, facts.names, parameter_count(model))
     plan = plan_of(config, facts.sizes, facts.names, parameter_count(model))
     parts = assemble(config, facts, {} if plan is None else plan.multipliers, model)
     problem = Problem(
         objective=parts.objective,
         silos=silos,
         test=None if data.test is None else (jnp.asarray(data.test.features), jnp.asarray(data.test.targets)),
-        rounds=config.algorithm.rounds,
-        every=config.run.every or max(1, config.algorithm.rounds // HISTORY_ROWS),
+        rounds=config.algorithm.performed,
+        every=config.run.every or max(1, config.algorithm.performed // HISTORY_ROWS),
         streams=tuple(stream.name for stream in parts.releases(0)),
         participation=config.algorithm.participation,
     )
@@ -260,6 +260,7 @@ def finish(
         "chosen_by_theory": prepared.chosen,
         "engine": parts.objective.engine,
         "engine_reason": parts.objective.engine_reason,
+        "classes": list(prepared.data.classes),
         "preprocessing": list(prepared.data.notes),
         "timing": timing,
         "versions": versions(),

@@ -56,7 +56,8 @@ class ShufflerProcess(AbstractContextManager["ShufflerProcess"]):
         if opened.refused:
             raise WireError(f"batch {batch.name}: {len(opened.refused)} messages refused ({opened.refused[0]})")
         vectors = [message_vector(message, batch.message_size // 4) for message in opened.messages]
-        return np.mean(vectors, axis=0, dtype=np.float64).astype(np.float32), 8 * sum(map(len, sealed))
+        mean = np.asarray(np.mean(vectors, axis=0, dtype=np.float64), np.float32)
+        return mean, 8 * sum(map(len, sealed))
 
     def __exit__(self, *exc: object) -> None:
         self.client.__exit__()

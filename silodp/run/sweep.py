@@ -18,11 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from silodp.algorithms.theory import choose, with_options
-from silodp.build import assemble
+from silodp.build import assemble, silo_weights
 from silodp.config import Config, ConfigError, parse_config
+from silodp.core import Account
 from silodp.data import FederatedData
 from silodp.models import Model
-from silodp.planning import plan_of
+from silodp.planning import plan_of, within_budget
+from silodp.privacy.accountant import epsilon as epsilon_of
+from silodp.privacy.certificate import settle
+from silodp.privacy.events import Spent
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.progress import Progress, silent
 from silodp.run.runner import Prepared, as_config, prepare, setting_of, source_name
@@ -39,6 +43,7 @@ class Outcome:
     history: list[dict[str, float]]
     epsilon: float | None
     x: np.ndarray
+    spent: list[list[Spent]] | None = None
 
 
 def grid_of(config: Config) -> list[dict[str, float]]:
@@ -79,18 +84,27 @@ def sweep(
 ) -> list[Outcome]:
     """Run the whole grid; outcomes in the order of the grid."""
     base = as_config(config)
-    points = grid_of(base)
+    return run_points(base, grid_of(base), data, model, progress)
+
+
+def run_points(
+    base: Config,
+    points: Sequence[Mapping[str, float]],
+    data: FederatedData | None = None,
+    model: Model | None = None,
+    progress: Progress = silent,
+) -> list[Outcome]:
+    """Run the base config with each point's values; every run's releases are settled against its plan."""
     prepared = prepare(with_values(base, points[0]), data, model)
     settings = [variant(prepared, with_values(base, point), model) for point in points]
-    outcomes: list[Outcome | None] = [None] * len(points)
+    outcomes: dict[int, Outcome] = {}
     for group in grouped(settings):
-        members = [settings[i] for i in group]
-        results = run_group(members, progress)
-        for i, history, x in zip(group, *results, strict=True):
+        for i, (history, x, account) in zip(group, run_group([settings[i] for i in group], progress), strict=True):
             plan = settings[i].plan
-            epsilon = None if plan is None else max(plan.epsilon(s) for s in range(len(plan.streams)))
-            outcomes[i] = Outcome(points[i], history, epsilon, x)
-    return [outcome for outcome in outcomes if outcome is not None]
+            spent = None if plan is None else settle(plan, account)
+            worst = None if spent is None else max(epsilon_of(own, settings[i].config.privacy.delta) for own in spent)
+            outcomes[i] = Outcome(dict(points[i]), history, worst, x, spent)
+    return [outcomes[i] for i in range(len(points))]
 
 
 def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared:
@@ -98,15 +112,19 @@ def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared
     facts = prepared.parts.facts
     objective = prepared.parts.objective
     chosen = choose(config, facts.sizes, objective.parameters)
-    config = with_options(config, chosen)
+    config = within_budget(with_options(config, chosen), facts.sizes, facts.names, objective.parameters)
     plan = plan_of(config, facts.sizes, facts.names, objective.parameters)
     parts = assemble(config, facts, {} if plan is None else plan.multipliers, model or objective.model)
     parts = dataclasses.replace(parts, objective=prepared.problem.objective)
     options = config.algorithm
+    silos = dataclasses.replace(
+        prepared.problem.silos, weights=jnp.asarray(silo_weights(facts.sizes, options.weights), jnp.float32)
+    )
     problem = dataclasses.replace(
         prepared.problem,
-        rounds=options.rounds,
-        every=config.run.every or max(1, options.rounds // 100),
+        silos=silos,
+        rounds=options.performed,
+        every=config.run.every or max(1, options.performed // 100),
         participation=options.participation,
         streams=tuple(stream.name for stream in parts.releases(0)),
     )
@@ -124,12 +142,16 @@ def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
             problem.every,
             problem.participation,
             problem.streams,
+            member.config.algorithm.weights,
         )
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 
-def run_group(members: Sequence[Prepared], progress: Progress) -> tuple[list[list[dict[str, float]]], list[np.ndarray]]:
+Ran = tuple[list[dict[str, float]], np.ndarray, Account]  # history, last point, what was counted
+
+
+def run_group(members: Sequence[Prepared], progress: Progress) -> list[Ran]:
     problem = members[0].problem
     setting: Setting = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[m.setting for m in members])
     carry, first = begin(problem, setting, sweep=True)
@@ -148,11 +170,10 @@ def run_group(members: Sequence[Prepared], progress: Progress) -> tuple[list[lis
     whole = {name: np.concatenate(parts, axis=1) for name, parts in columns.items()}
     for name in ("bits_up", "bits_down", "record_gradients"):
         whole[name] = np.cumsum(whole[name].astype(np.float64), axis=1)
-    histories = [
-        [{name: float(whole[name][i, t]) for name in whole} for t in range(whole["round"].shape[1])]
-        for i in range(len(members))
-    ]
-    return histories, list(np.asarray(carry.state.x))
+    length, last = whole["round"].shape[1], np.asarray(carry.state.x)
+    history = lambda i: [{name: float(whole[name][i, t]) for name in whole} for t in range(length)]
+    account = lambda i: jax.tree.map(lambda leaf: leaf[i], carry.ends.accounts)
+    return [(history(i), last[i], account(i)) for i in range(len(members))]
 
 
 def check_measured(column: str, measured: Sequence[str]) -> None:

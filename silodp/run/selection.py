@@ -1,0 +1,91 @@
+"""Private selection: the best of a random number of runs, at a price that is known beforehand.
+
+The number of trials is drawn from a geometric law with the mean `sweep.private_trials`, every trial takes a setting of
+the grid at random and noise of its own, and only the best one is kept (Papernot, Steinke 2022; see
+silodp.privacy.selection). The trials are judged on the test records, which must be public: a score on private records would be a release too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from silodp.config import Config, ConfigError
+from silodp.data import FederatedData
+from silodp.models import Model
+from silodp.privacy.selection import Trials, selection_epsilon
+from silodp.run.directory import RunDirectory, versions
+from silodp.run.progress import Progress, silent
+from silodp.run.runner import as_config
+from silodp.run.sweep import Outcome, best_of, grid_of, run_points
+
+
+@dataclass
+class Chosen:
+    """The winner, by which column, and the epsilon of having chosen it."""
+
+    outcome: Outcome
+    column: str
+    epsilon: float
+    delta: float
+    mean_trials: float
+
+
+def select_privately(
+    config: Config | Mapping[str, Any] | Path | str,
+    *,
+    data: FederatedData | None = None,
+    model: Model | None = None,
+    progress: Progress = silent,
+) -> Chosen:
+    """Draw the number of trials, run them, keep the best. Losing trials are neither returned nor saved."""
+    base = as_config(config)
+    check(base)
+    trials = Trials(base.sweep.private_trials or 1.0)
+    generator = np.random.default_rng([base.run.seed, 7])
+    grid = grid_of(base)
+    picks = generator.integers(len(grid), size=trials.draw(generator))
+    # A seed of its own for each trial: two trials of one setting must not share their noise.
+    points = [grid[i] | {"run.seed": float(base.run.seed + 1 + k)} for k, i in enumerate(picks)]
+    outcomes = run_points(base, points, data, model, progress)
+    outcome = outcomes[best_of(outcomes, base.sweep.select)]
+    costs = [selection_epsilon(own, base.privacy.delta, trials) for one in outcomes for own in one.spent or []]
+    return Chosen(outcome, base.sweep.select, max(costs), base.privacy.delta, trials.mean)
+
+
+def check(config: Config) -> None:
+    """Refuse what the theorem does not cover."""
+    if not config.privacy.private:
+        raise ConfigError("sweep.private_trials: needs a private run; give privacy.epsilon")
+    if not config.sweep.select.startswith("test_"):
+        raise ConfigError(
+            f"sweep.select = {config.sweep.select!r}: measured on private records; "
+            "choose by a test column, e.g. test_accuracy"
+        )
+    for key in config.sweep.grid:
+        if key.startswith(("privacy.", "run.")):
+            raise ConfigError(f"sweep.grid.{key!r}: every trial must cost the same; sweep algorithm keys only")
+
+
+def save_selection(config: Config, chosen: Chosen, data: str, out: Path | str | None) -> RunDirectory:
+    directory = RunDirectory.create(out, config, f"selection-{config.algorithm.name}-{data}")
+    directory.write_json(
+        "sweep.json",
+        {
+            "selection": "private: best of a random number of trials, judged on public test records",
+            "stamp": "simulation: seeded noise, not private",
+            "selected_by": chosen.column,
+            "best": chosen.outcome.values,
+            "final": chosen.outcome.history[-1],
+            "mean_trials": chosen.mean_trials,
+            "epsilon_of_one_run": chosen.outcome.epsilon,
+            "epsilon": chosen.epsilon,
+            "delta": chosen.delta,
+            "versions": versions(),
+        },
+    )
+    return directory
