@@ -76,13 +76,11 @@ def test_with_partial_participation_a_silo_may_be_asked_less_often():
 
 def test_an_algorithm_that_declares_too_little_is_caught(tmp_path, monkeypatch):
     honest = GradientDescent.releases
-    monkeypatch.setattr(
-        GradientDescent,
-        "releases",
-        lambda self, silo, sizes, rounds: [
-            Stream(s.name, s.count - 1, s.batch) for s in honest(self, silo, sizes, rounds)
-        ],
-    )
+
+    def too_few(self, silo, sizes, rounds):
+        return [Stream(s.name, s.count - 1, s.batch) for s in honest(self, silo, sizes, rounds)]
+
+    monkeypatch.setattr(GradientDescent, "releases", too_few)
     with pytest.raises(AccountingError, match="6 releases were counted, the plan has 5"):
         run(case("dp-gd", "untrusted"), data=DATA, out=tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -70,9 +70,8 @@ def batch_of(options: AlgorithmConfig, entry: Entry, trust: str) -> BatchRule:
 
 
 def refuse_unused(options: AlgorithmConfig, entry: Entry, used: set[str]) -> None:
-    for name in sorted(
-        options.model_fields_set - COMMON - SILOS - COMPRESSION - SHUFFLE - THEORY - (used - set(entry.fixed))
-    ):
+    known = COMMON | SILOS | COMPRESSION | SHUFFLE | THEORY | (used - set(entry.fixed))
+    for name in sorted(options.model_fields_set - known):
         if getattr(options, name) is not None:
             raise ConfigError(
                 f"algorithm.{name} = {getattr(options, name)!r}: {options.name} does not use it; leave it out"

@@ -2,7 +2,8 @@
 
 The number of trials is drawn from a geometric law with the mean `sweep.private_trials`, every trial takes a setting of
 the grid at random and noise of its own, and only the best one is kept (Papernot, Steinke 2022; see
-silodp.privacy.selection). The trials are judged on the test records, which must be public: a score on private records would be a release too.
+silodp.privacy.selection). The trials are judged on the test records, which must be public: a score on private records
+would be a release too.
 """
 
 from __future__ import annotations
