@@ -16,12 +16,15 @@ from silodp.algorithms.differences import RecursiveDifference
 from silodp.audit import attack, audit, canaries, table
 from silodp.audit.table import BLIND, EXCEEDED, OK, REPEATED, Row
 from silodp.channels import UntrustedServer, gaussian
+from silodp.channels import options as channel_options
 from silodp.channels.gaussian import evaluated
 from silodp.cli import app
 from silodp.compressors import RandK
 from silodp.config import ConfigError
 from silodp.core import RecordMean, Release
 from silodp.run import federation
+from silodp.shuffle.randomizers import Duchi, PrivUnitG
+from silodp.shuffle.shuffler import Shuffler
 
 
 def audited(name: str, trust: str = "untrusted") -> Row:
@@ -45,7 +48,6 @@ def test_every_algorithm_and_channel_passes():
     assert [row for row in rows if row.verdict != OK] == []
     assert {(r.algorithm, r.trust) for r in rows} == {
         (name, trust) for name, entry in REGISTRY.items() if entry.private for trust in entry.trusts
-        if trust in table.AUDITED
     }  # fmt: skip
     assert [row.algorithm for row in rows if row.masked] == ["soteria-gd"]
 
@@ -154,11 +156,50 @@ def test_steady_canaries_alone_would_miss_each_gradient_clipped(monkeypatch):
 
 def test_a_mask_that_hides_nothing_is_caught(monkeypatch):
     case = table.Case("soteria-gd", "untrusted", masked=True)
-    clean = table.audit_one(case, 0)
+    clean = table.audit_run(case, 0)
     assert clean.verdict == OK
     assert clean.measured_mu > 0.3 * clean.claim_mu
     monkeypatch.setattr(RandK, "__call__", lambda self, v, randomness: v)
-    assert table.audit_one(case, 0).verdict == EXCEEDED
+    assert table.audit_run(case, 0).verdict == EXCEEDED
+
+
+# Shuffled messages.
+
+
+@pytest.mark.parametrize("randomizer", [Duchi, PrivUnitG])
+def test_a_doubled_local_level_is_caught(monkeypatch, randomizer):
+    honest = randomizer.randomize
+    doubled = lambda self, *given: honest(randomizer(2 * self.eps0), *given)
+    monkeypatch.setattr(randomizer, "randomize", doubled)
+    verdicts = [row.verdict for row in audit(["dp-gd"], ["shuffled"])]
+    assert verdicts == ([EXCEEDED, OK] if randomizer is Duchi else [OK, EXCEEDED])
+
+
+def test_a_shuffler_that_keeps_the_order_is_caught(monkeypatch):
+    arrivals: dict[str, list[bytes]] = {}
+
+    def submit(self, token, name, sealed):
+        arrivals.setdefault(name, []).append(sealed)
+
+    monkeypatch.setattr(Shuffler, "submit", submit)
+    monkeypatch.setattr(Shuffler, "release", lambda self, token, name: arrivals.pop(name))
+    row = audited("dp-gd", "shuffled")
+    assert row.verdict == EXCEEDED
+    assert row.measured_eps0 == pytest.approx(row.claim_eps0, rel=0.02)
+
+
+def test_a_randomizer_that_repeats_its_coins_is_caught(monkeypatch):
+    honest = federation.silo_key
+    monkeypatch.setattr(federation, "silo_key", lambda key, round, index: honest(key, round * 0, index))
+    assert audited("dp-gd", "shuffled").verdict == REPEATED
+
+
+def test_sums_with_too_few_coins_are_caught(monkeypatch):
+    assert audited("sdp-prox-sgd", "shuffled").verdict == OK
+    honest = channel_options.gaussian_multiplier
+    monkeypatch.setattr(channel_options, "sensitivity", lambda levels, dimension: levels / 2)
+    monkeypatch.setattr(channel_options, "gaussian_multiplier", lambda *given: 3 * honest(*given))
+    assert audited("sdp-prox-sgd", "shuffled").verdict == EXCEEDED
 
 
 def test_weak_canaries_are_not_taken_for_safety(monkeypatch):
@@ -225,17 +266,17 @@ def test_canary_gradients_lie_along_their_own_coordinates():
 
 def test_command_prints_json_and_fails_when_a_claim_is_exceeded(monkeypatch):
     row = Row("dp-gd", "trusted", ("value",), 1.0, 2.0, 0.1, EXCEEDED, 0.0, None)
-    monkeypatch.setattr(table, "audit_one", lambda case, seed: row)
+    monkeypatch.setattr(table, "audit_one", lambda *_: row)
     result = CliRunner().invoke(app, ["audit", "dp-gd", "--trust", "trusted", "--json"])
     assert result.exit_code == 1
     assert json.loads(result.stdout) == [json.loads(json.dumps(dataclasses.asdict(row)))]
-    monkeypatch.setattr(table, "audit_one", lambda case, seed: dataclasses.replace(row, verdict=OK))
+    monkeypatch.setattr(table, "audit_one", lambda *_: dataclasses.replace(row, verdict=OK))
     assert CliRunner().invoke(app, ["audit", "dp-gd"]).exit_code == 0
 
 
 @pytest.mark.parametrize(
     ("names", "trusts", "words"),
-    [(["gd"], None, "adds no noise"), (["nope"], None, "unknown"), (None, ["blind"], "give trusted or untrusted"),
+    [(["gd"], None, "adds no noise"), (["nope"], None, "unknown"), (None, ["blind"], "or shuffled"),
      (["soteria-gd"], ["trusted"], "runs under untrusted")],
 )  # fmt: skip
 def test_what_cannot_be_audited_is_refused(names, trusts, words):

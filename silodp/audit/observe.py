@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from silodp.channels import Channel, TrustedServer
+from silodp.channels import BinomialServer, Channel, TrustedServer
 from silodp.channels.compressed import Compressed
 from silodp.core import Answer, Public, Silo, Vector
 from silodp.privacy.certificate import settle
@@ -58,7 +58,7 @@ class Watched:
         A compressed message is seen as it was before compression, which can only show more; but when its claim is that
         rand-k's mask hides what it drops, without that.
         """
-        if isinstance(self.channel, TrustedServer):
+        if isinstance(self.channel, TrustedServer | BinomialServer):
             return mean[None]
         if isinstance(self.messages, Compressed):
             private = self.messages.vector + wires.get(self.messages.stream, 0.0)

@@ -18,6 +18,7 @@ from silodp.audit import attack
 from silodp.audit.attack import Reading
 from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, canary_data, canary_model, make_canaries
 from silodp.audit.observe import View, observe
+from silodp.audit.shuffled import Attacks, Found, message_data, message_model
 from silodp.config import Config, ConfigError, parse_config
 from silodp.privacy import accountant
 from silodp.privacy.events import Spent
@@ -25,7 +26,9 @@ from silodp.privacy.plan import Plan
 from silodp.run.runner import Prepared, prepare
 from silodp.sampling import Cumulative, OnePass
 
-AUDITED = ("trusted", "untrusted")  # the Gaussian ones; silodp.shuffle.audit has the attacks on shuffled messages
+TRUSTS = ("trusted", "untrusted", "shuffled")
+RANDOMIZERS = ("duchi", "privunit")  # of single messages; pvec's sums are attacked like any other mean
+GRID = 6000  # levels of pvec: so fine that the rounding, which the claim allows for, is next to nothing
 ROUNDS = 6
 KINDS = (STEADY, TURNING)
 EPSILON, DELTA = 8.0, 1e-5  # loose on purpose: what leaks is then large against the standard error
@@ -36,16 +39,20 @@ STANDARD_ERRORS = 5  # of a correlation: there are some hundred pairs of release
 
 @dataclass(frozen=True)
 class Case:
-    """`masked`: with the claim that rand-k's mask hides what it drops."""
+    """`masked`: with the claim that rand-k's mask hides what it drops. `randomizer`: of messages sent one by one."""
 
     name: str
     trust: str
     masked: bool = False
+    randomizer: str | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one algorithm under one trust model claims and shows. None: no silo adds noise of its own."""
+    """What one algorithm under one trust model claims and shows. None: no silo adds noise of its own.
+
+    Of shuffled messages mu is that of a single round, and eps0 that of a single message.
+    """
 
     algorithm: str
     trust: str
@@ -57,6 +64,9 @@ class Row:
     noise_correlation_rounds: float
     noise_correlation_silos: float | None
     masked: bool = False
+    randomizer: str | None = None
+    claim_eps0: float | None = None
+    measured_eps0: float | None = None
 
 
 def audit(algorithms: Sequence[str] | None = None, trusts: Sequence[str] | None = None, *, seed: int = 0) -> list[Row]:
@@ -69,29 +79,67 @@ def audit(algorithms: Sequence[str] | None = None, trusts: Sequence[str] | None 
         supported = " or ".join(REGISTRY[names[0]].trusts)
         raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
     # Most of the time goes into compiling, which lets other threads work.
+    attacks = Attacks()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda case: audit_one(case, seed), cases))
+        return list(pool.map(lambda case: audit_one(case, seed, attacks), cases))
 
 
 def cases_of(name: str) -> list[Case]:
     entry = REGISTRY[name]
     maskable = entry.example.get("compressor") == "rand-k" and entry.sampling is None  # full batches only
-    trusts = [trust for trust in entry.trusts if trust in AUDITED]
-    return [Case(name, trust, masked) for trust in trusts for masked in ((False, True) if maskable else (False,))]
+    cases = [Case(name, trust) for trust in entry.trusts if trust != "shuffled" or entry.randomizer == "pvec"]
+    if maskable:
+        cases.append(Case(name, "untrusted", masked=True))
+    if "shuffled" in entry.trusts and entry.randomizer != "pvec":
+        cases += [Case(name, "shuffled", randomizer=randomizer) for randomizer in RANDOMIZERS]
+    return cases
 
 
 def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
     if not entry.private:
         raise ConfigError(f"algorithm.name = {name!r}: adds no noise, so it claims nothing to audit")
     for trust in trusts or ():
-        if trust not in AUDITED:
-            raise ConfigError(f"privacy.trust = {trust!r}: cannot be audited so; give {' or '.join(AUDITED)}")
+        if trust not in TRUSTS:
+            raise ConfigError(f"privacy.trust = {trust!r}: unknown; give {' or '.join(TRUSTS)}")
 
 
-def audit_one(case: Case, seed: int) -> Row:
-    canaries = make_canaries(seed)
-    coordinates = canaries.sign.size
-    prepared = prepare(small_run(case, seed, coordinates), canary_data(canaries), canary_model(coordinates))
+def audit_one(case: Case, seed: int, attacks: Attacks) -> Row:
+    return audit_run(case, seed) if case.randomizer is None else audit_messages(case, seed, attacks)
+
+
+def audit_messages(case: Case, seed: int, attacks: Attacks) -> Row:
+    """Messages sent one by one: what the channel sends at the plan's eps0."""
+    found = attacks.on(prepare(small_run(case, seed), message_data(), message_model()))
+    return Row(
+        case.name,
+        case.trust,
+        ("message",),
+        found.claim_mu,
+        found.central.mu,
+        found.central.error,
+        message_verdict(case, found),
+        found.correlation_rounds,
+        found.correlation_silos,
+        randomizer=case.randomizer,
+        claim_eps0=found.claim_eps0,
+        measured_eps0=found.local.estimate,
+    )
+
+
+def message_verdict(case: Case, found: Found) -> str:
+    repeated = max(found.correlation_rounds, found.correlation_silos) > STANDARD_ERRORS / math.sqrt(found.draws)
+    local = Reading(*found.local)
+    verdicts = (
+        verdict(found.claim_eps0, case.randomizer == "duchi", local, repeated),
+        verdict(found.claim_mu, False, found.central, repeated),
+    )
+    return next((each for each in (EXCEEDED, REPEATED, BLIND) if each in verdicts), OK)
+
+
+def audit_run(case: Case, seed: int) -> Row:
+    """A whole run, attacked through its canaries."""
+    canaries = make_canaries(seed, sizes_of(case))
+    prepared = prepare(small_run(case, seed), canary_data(canaries), canary_model(canaries.sign.size))
     assert prepared.plan is not None
     views = observe(prepared, canaries.blank)
     claim, attained = claimed(prepared.plan)
@@ -122,14 +170,29 @@ def verdict(claim: float, attained: bool, worst: Reading, repeated: bool) -> str
     return BLIND if attained and worst.most < WEAK * claim else OK
 
 
-def small_run(case: Case, seed: int, coordinates: int) -> Config:
+def sizes_of(case: Case) -> tuple[int, ...]:
+    """Fewer records where every coordinate of each is rounded."""
+    return tuple(n // 2 for n in SIZES) if case.trust == "shuffled" else SIZES
+
+
+def small_run(case: Case, seed: int) -> Config:
     """The algorithm's example, with batches and messages that suit so many records and parameters."""
     entry = find(case.name)
     options: dict[str, Any] = {"name": case.name, "rounds": ROUNDS, "step_size": STEP_SIZE} | entry.example
-    half = min(SIZES) // 2
-    chunk = min(SIZES) // ROUNDS if entry.sampling in ("one-pass", "cumulative") else half
+    if case.trust == "shuffled":
+        options["weights"] = "equal" if "batch" in options else "size"  # all messages count alike
+    if case.randomizer is not None:
+        return parsed(case, options | {"randomizer": case.randomizer}, seed)
+    if case.trust == "shuffled":
+        options["grid"] = GRID
+    least, coordinates = min(sizes_of(case)), sum(sizes_of(case))
+    half = least // 2
+    chunk = least // ROUNDS if entry.sampling in ("one-pass", "cumulative") else half
     suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": coordinates // 8}
-    options |= {key: value for key, value in suited.items() if key in options}
+    return parsed(case, options | {key: value for key, value in suited.items() if key in options}, seed)
+
+
+def parsed(case: Case, options: dict[str, Any], seed: int) -> Config:
     return parse_config(
         {
             "privacy": {
@@ -205,13 +268,19 @@ def plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [{key: finite(value) for key, value in asdict(row).items()} for row in rows]
 
 
+def described(row: Row) -> str:
+    if row.claim_eps0 is not None:
+        return f"{row.randomizer}, eps0 {row.claim_eps0:.3f}: {row.measured_eps0:.3f}"
+    return ", ".join(row.streams) + (" (masked)" if row.masked else "")
+
+
 def render(rows: Sequence[Row]) -> Table:
     table = Table("algorithm", "trust", "streams", "claim", "measured", "noise between rounds", "between silos", "")
     for row in rows:
         table.add_row(
             row.algorithm,
             row.trust,
-            ", ".join(row.streams) + (" (masked)" if row.masked else ""),
+            described(row),
             f"{row.claim_mu:.3f}",
             f"{row.measured_mu:.3f} +- {row.standard_error:.3f}",
             f"{row.noise_correlation_rounds:.3f}",

@@ -1,0 +1,188 @@
+"""Attacks on shuffled messages, drawn by the real channel at the level its plan gives it.
+
+Whatever an algorithm asks, a record's message is its clipped vector through the randomizer, so one pair of opposite
+records is the worst case for all of them. Many batches are drawn with either of the pair as the first sender; then
+
+- locally the side that a message falls on betrays its record: the log ratio is at most eps0, for Duchi exactly;
+- in a batch the majority of sides, and the side of the first message that a real shuffler releases, betray the first
+  sender at most as often as the plan's one-round pair admits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+from scipy.stats import norm as gaussian
+
+from silodp.audit import attack
+from silodp.audit.attack import Reading
+from silodp.channels.shuffled import ShuffledServer, message_bytes, message_vector
+from silodp.core import Account, Silo
+from silodp.data import FederatedData, SiloData
+from silodp.models import Model, from_loss
+from silodp.privacy.messages import Messages
+from silodp.privacy.plan import MESSAGE, Plan
+from silodp.privacy.shuffled import Shuffled
+from silodp.randomness import SeededRandomness
+from silodp.run import federation
+from silodp.run.runner import Prepared
+from silodp.shuffle import audit as shuffled
+from silodp.shuffle.shuffler import Shuffler, Terms
+
+SIZES = (16, 16)
+DIMENSION, CLIP = 4, 1.0
+TRIALS = 20_000  # batches for either of the two records
+POSITIONS = 1_000  # of them through a shuffler
+DIRECTION = np.eye(DIMENSION)[0]
+
+Batches = Float[np.ndarray, "t n d"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Claims of one round and what the attacks read; the central ones as the mu of a Gaussian release."""
+
+    claim_eps0: float
+    local: shuffled.Reading
+    claim_mu: float
+    central: Reading
+    correlation_rounds: float
+    correlation_silos: float
+    draws: int
+
+
+def message_data() -> FederatedData:
+    """Silos of the sizes that the plan is made for; what their records are does not matter to a plan."""
+    silos = tuple(
+        SiloData(f"silo {i}", np.ones((n, 1), np.float32), np.zeros(n, np.float32)) for i, n in enumerate(SIZES)
+    )
+    return FederatedData("messages", silos, None, "regression", (), ("public: made for an audit",))
+
+
+def message_model() -> Model:
+    """A record is a sign, its gradient that sign along one axis and longer than any clip."""
+
+    def loss(params: PyTree, record: tuple[Array, Array]) -> Array:
+        return 1e3 * record[0][0] * params["w"][0]
+
+    return from_loss(loss, lambda key: {"w": jnp.zeros(DIMENSION)}, name="messages")
+
+
+class Attacks:
+    """Algorithms with the same level and the same number of messages are one case: it is attacked once."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, Found] = {}
+        self.locks: defaultdict[Any, Lock] = defaultdict(Lock)
+
+    def on(self, prepared: Prepared) -> Found:
+        plan = prepared.plan
+        assert plan is not None
+        case = hiding_of(plan), plan.multipliers[MESSAGE]
+        with self.locks[case]:
+            if case not in self.found:
+                self.found[case] = attack_messages(prepared)
+            return self.found[case]
+
+
+def attack_messages(prepared: Prepared) -> Found:
+    plan = prepared.plan
+    assert plan is not None
+    hiding = hiding_of(plan)
+    eps0 = 1 / plan.multipliers[MESSAGE][0]
+    own = [hiding.own, hiding.messages - hiding.own]
+    signs = [silo_signs(own, victim) for victim in (1.0, -1.0)]
+    drawn = draw(prepared, signs)
+    batches = [np.concatenate(silos, axis=1) for silos in drawn]
+    sides = shuffled.on_side(np.stack(batches), DIRECTION)
+    positive = np.stack([np.tile(np.concatenate(each), (TRIALS, 1)) for each in signs]) > 0
+    admitted = float(hiding.pld(eps0, 1).get_delta_for_epsilon(0.0))
+    count = shuffled.advantage(*(shuffled.many_on_side(b, DIRECTION) for b in batches))
+    first = shuffled.advantage(*(shuffled.first_on_side(released(b, own), DIRECTION) for b in batches))
+    noise = np.array([[silo[:, :, 1].ravel()[: TRIALS * min(own)] for silo in silos] for silos in drawn])
+    return Found(
+        eps0,
+        shuffled.local_level(sides[positive], sides[~positive]),
+        as_mu(admitted),
+        max((central(count), central(first)), key=lambda reading: reading.least),
+        max(attack.repeated_noise(noise[:, silo]) for silo in range(len(own))),
+        max(attack.repeated_noise(each) for each in noise),
+        noise.shape[-1],
+    )
+
+
+def hiding_of(plan: Plan) -> Shuffled:
+    """What hides one message whose record is in the batch."""
+    sampling = next(s.releases.sampling for s in plan.spent(0) if s.releases.stream == MESSAGE)
+    assert isinstance(sampling, Messages)
+    return dataclasses.replace(sampling.round, rate=1.0, together=1)
+
+
+def silo_signs(own: list[int], victim: float) -> list[np.ndarray]:
+    """The first sender holds the victim's record; all others alternate between the two."""
+    alternating = np.where(np.arange(sum(own)) % 2, 1.0, -1.0)
+    alternating[0] = victim
+    return np.split(alternating, np.cumsum(own)[:-1])
+
+
+def draw(prepared: Prepared, signs: list[list[np.ndarray]]) -> list[list[Batches]]:
+    """TRIALS batches for each victim (a round of its own) and silo."""
+    channel = prepared.parts.channel
+    assert isinstance(channel, ShuffledServer)
+    individual = dataclasses.replace(channel, individual=True)
+
+    def send(features: Array, round: Array, index: Array) -> Array:
+        silo = Silo(
+            objective=prepared.problem.objective,
+            channel=individual,
+            records=(features, jnp.zeros(features.shape[0])),
+            size=jnp.int32(features.shape[0]),
+            index=index,
+            round=round,
+            randomness=SeededRandomness(federation.silo_key(prepared.setting.key, round, index)),
+            memory=(),
+            account=Account.empty(["value"]),
+        )
+        return individual.send(silo.mean([prepared.setting.x0], [1.0], CLIP, "value"), silo, ())[0]
+
+    compiled = eqx.filter_jit(send)  # of this audit alone: a program never outlives the code it was compiled from
+
+    def batches(round: int, index: int, own: np.ndarray) -> Batches:
+        features = jnp.asarray(np.tile(own, TRIALS)[:, None], jnp.float32)
+        sent = compiled(features, jnp.int32(round), jnp.int32(index))
+        return np.asarray(sent).reshape(TRIALS, own.size, DIMENSION)
+
+    return [[batches(r, i, own) for i, own in enumerate(silos)] for r, silos in enumerate(signs)]
+
+
+def released(batches: Batches, own: list[int]) -> Batches:
+    """Some of the batches as the shuffler hands them on. It works on ciphertexts, so sealing would change nothing."""
+    server, tokens = b"server", [f"silo {i}".encode() for i in range(len(own))]
+    senders = [token for token, count in zip(tokens, own, strict=True) for _ in range(count)]
+    shuffler = Shuffler(server, tokens)
+
+    def through(name: str, messages: Float[np.ndarray, "n d"]) -> list[np.ndarray]:
+        shuffler.open(server, name, Terms(4 * DIMENSION, len(messages), len(own), max(own)))
+        for token, message in zip(senders, messages, strict=True):
+            shuffler.submit(token, name, message_bytes(message))
+        return [message_vector(sealed, DIMENSION) for sealed in shuffler.release(server, name)]
+
+    return np.array([through(str(t), batch) for t, batch in enumerate(batches[:POSITIONS])])
+
+
+def as_mu(advantage: float) -> float:
+    """The Gaussian release under which two records are told apart with this advantage."""
+    return 2 * float(gaussian.ppf((1 + advantage) / 2))
+
+
+def central(reading: shuffled.Reading) -> Reading:
+    mu = as_mu(min(reading.estimate, 1 - 1e-9))
+    return Reading(mu, reading.error / float(gaussian.pdf(mu / 2)))
