@@ -34,6 +34,7 @@ def account(config: Config) -> dict[str, Any]:
         "trust": config.privacy.trust,
         "calibration": config.privacy.calibration,
         "delta": config.privacy.delta,
+        "chosen_by_theory": choose(config, sizes_of(config), config.model.parameters),
         "silos": [silo_row(plan, i) for i in range(len(plan.streams))],
         "paper": paper_row(config),
     }

@@ -251,6 +251,7 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
     for name, value in lines.items():
         table.add_row(name, value)
     console.print(table)
+    print_chosen(summary["chosen_by_theory"])
     if not math.isfinite(final["objective"]):
         console.print("the run diverged: lower algorithm.step_size", style="yellow", markup=False)
     if summary["stamp"]:
@@ -273,6 +274,12 @@ def print_selection(chosen: Any, directory: Path) -> None:
     console.print(f"results in {directory}", markup=False)
 
 
+def print_chosen(options: dict[str, Any]) -> None:
+    if options:
+        shown = ", ".join(f"{name} = {value:.5g}" for name, value in options.items())
+        console.print(f"chosen by theory: {shown}", markup=False, highlight=False)
+
+
 def print_account(result: dict[str, Any]) -> None:
     how = f"{result['calibration']} calibration, delta {result['delta']:g}"
     title = f"{result['algorithm']}, {result['trust']} server, {how}"
@@ -284,6 +291,7 @@ def print_account(result: dict[str, Any]) -> None:
         for i, row in enumerate(silo["releases"]):
             table.add_row(*(head if i == 0 else ("", "", "")), *release_cells(row))
     console.print(table)
+    print_chosen(result["chosen_by_theory"])
     paper = result["paper"]
     if paper is not None:
         verdict = "VIOLATED" if paper["violated"] else "holds"
