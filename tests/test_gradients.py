@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -37,18 +37,24 @@ def flat(tree):
     return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
 
 
-def reference(loss, points, coefficients, records, weights, clip):
-    """Straight from the definition, in float64."""
+@cache
+def record_gradients(loss):
+    return jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))
+
+
+def reference(loss, points, coefficients, records, weights, clip=None):
+    """Straight from the definition, in float64; without a clip, half of the records are clipped. Also says the clip."""
     with jax.enable_x64(True):
-        double = lambda leaf: jnp.asarray(leaf, jnp.float64 if np.asarray(leaf).dtype.kind == "f" else None)
-        widen = partial(jax.tree.map, lambda leaf: double(np.asarray(leaf)))
+        double = lambda leaf: np.asarray(leaf, np.float64 if np.asarray(leaf).dtype.kind == "f" else None)
+        widen = partial(jax.tree.map, double)
         total = 0.0
         for c, point in zip(coefficients, map(widen, points), strict=True):
-            gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(point, widen(records))
-            total = total + c * jnp.concatenate([g.reshape(len(g), -1) for g in jax.tree.leaves(gradients)], 1)
-        norms = np.linalg.norm(total, axis=1)
-        factor = np.where(norms > clip, clip / np.where(norms > 0, norms, 1), 1)
-        return (np.asarray(weights, np.float64) * factor) @ np.asarray(total), norms
+            gradients = record_gradients(loss)(point, widen(records))
+            total = total + c * np.concatenate([g.reshape(len(g), -1) for g in jax.tree.leaves(gradients)], 1)
+    norms = np.linalg.norm(total, axis=1)
+    clip = np.median(norms) if clip is None else clip
+    factor = np.where(norms > clip, clip / np.where(norms > 0, norms, 1), 1)
+    return (np.asarray(weights, np.float64) * factor) @ total, clip
 
 
 def mlp_loss(activation, params, record):
@@ -132,19 +138,19 @@ def relative(got, want):
     return np.linalg.norm(flat(got) - flat(want)) / np.linalg.norm(flat(want))
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("average pool", "sigmoid", "gelu", "regularised mlp")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES])
 @pytest.mark.parametrize("coefficients", [(1.0,), (1.0, -1.0), (1.4, -0.4)])
 def test_both_engines_equal_the_float64_definition_near_and_far(case, coefficients):
     loss, y, records = CASES[case]
     weights = jnp.abs(draw(7, N))
-    run = {e: jax.jit(partial(clipped_sum, loss, engine=e, microbatch=10)) for e in ENGINES}
     for distance in (1e-6, 1e-3, 1.0):
         points = [apart(y, distance), y][: len(coefficients)]
-        _, norms = reference(loss, points, coefficients, records, weights, 1.0)
-        clip = np.median(norms)
-        want, _ = reference(loss, points, coefficients, records, weights, clip)
+        want, clip = reference(loss, points, coefficients, records, weights)
         for engine in ENGINES:
-            got = run[engine](points, coefficients, records, weights, clip)
+            got = jitted(loss, points, coefficients, records, weights, clip, engine=engine, microbatch=10)
             assert relative(got, want) < 1e-5, (engine, distance)
 
 
@@ -172,21 +178,21 @@ def test_plain_subtraction_would_fail_where_the_difference_does_not():
      lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (1,), "VALID"), lambda x: jnp.cumsum(x) / x,
      lambda x: lax.fori_loop(0, 3, lambda _, v: jnp.tanh(v), x), jnp.linalg.norm],
 )  # fmt: skip
-@pytest.mark.parametrize("distance", [1e-6, 1e-2, 0.5])
-def test_difference_of_any_function(function, distance):
+def test_difference_of_any_function(function):
     y = jnp.array([0.7, 1.9, 0.31, 2.6])
-    x = y + distance * jnp.array([0.3, 1.0, -0.5, 0.2])
-    with jax.enable_x64(True):
-        a, b = (function(jnp.asarray(np.asarray(p, np.float64))) for p in (x, y))
-        want = np.asarray(a - b)
-    base, delta = difference(function, x, y)
-    np.testing.assert_allclose(base, function(y), rtol=1e-6)
-    # Functions without an identity of their own reach what tangents and subtraction can.
-    np.testing.assert_allclose(delta, want, rtol=1e-4, atol=1e-6 * np.abs(want).max())
+    run, exact = jax.jit(partial(difference, function)), jax.jit(function)
+    for distance in (1e-6, 1e-2, 0.5):
+        x = y + distance * jnp.array([0.3, 1.0, -0.5, 0.2])
+        with jax.enable_x64(True):
+            want = np.asarray(exact(np.asarray(x, np.float64)) - exact(np.asarray(y, np.float64)))
+        base, delta = run(x, y)
+        np.testing.assert_allclose(base, exact(y), rtol=1e-6)
+        # Functions without an identity of their own reach what tangents and subtraction can.
+        np.testing.assert_allclose(delta, want, rtol=1e-4, atol=1e-6 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", ["relu", "max pool", "embedding", "regularised"])
+@pytest.mark.parametrize("case", ["relu", pytest.param("max pool", marks=pytest.mark.slow), "embedding", "regularised"])
 def test_padding_and_non_finite_records_contribute_nothing(engine, case):
     loss, params, (features, targets) = CASES[case]
     weights = jnp.ones(N).at[3].set(0).at[N - 1].set(0)
@@ -248,7 +254,7 @@ def test_vmap_over_silos_and_settings_inside_a_compiled_loop(engine):
 
 def clip_of_the_mean(loss, points, coefficients, records, weights, clip, **_):
     """The classical bug: n times the clipped mean moves by far more than one record may."""
-    total = clipped_sum(loss, points, coefficients, records, weights, jnp.inf)
+    total = jitted(loss, points, coefficients, records, weights, jnp.inf)
     size = np.linalg.norm(flat(total)) / N
     return jax.tree.map(lambda leaf: leaf * min(1.0, clip / size), total)
 
@@ -264,7 +270,7 @@ def largest_move(primitive, case, seed, log_clip, scale, engine, two_points):
     return np.linalg.norm(run(other) - run(features)) / clip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     case=st.sampled_from(["relu", "logistic", "regularised"]),
     seed=st.integers(0, 10_000),
@@ -281,9 +287,9 @@ def test_the_sensitivity_property_catches_a_clip_of_the_mean():
     assert largest_move(clip_of_the_mean, "relu", 4, -0.3, 1e3, "general", False) > 2 * (1 + 1e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
-    case=st.sampled_from(["relu", "max pool", "regularised mlp", "logistic"]),
+    case=st.sampled_from(["relu", "regularised mlp", "logistic"]),
     seed=st.integers(0, 10_000),
     log_clip=st.floats(-6, 1),
     log_distance=st.floats(-7, 0),
@@ -315,11 +321,12 @@ def test_factors_sum_to_the_clipped_sum_and_can_be_replaced_one_by_one(engine, c
     loss, params, records = CASES[case]
     weights = jnp.abs(draw(7, N)).at[2].set(0)
     other = apart(params, 0.5)
-    table = record_factors(loss, params, records, weights, 0.4, engine=engine)
+    keep = jax.jit(partial(record_factors, loss, engine=engine))
+    table = keep(params, records, weights, 0.4)
     assert all(leaf.shape[0] == N for leaf in jax.tree.leaves(table))
     assert relative(sum_factors(params, table, weights), jitted(loss, [params], [1.0], records, weights, 0.4)) < 1e-5
     few = jax.tree.map(lambda leaf: leaf[4:9], records)
-    fresh = record_factors(loss, other, few, weights[4:9], 0.4, engine=engine)
+    fresh = keep(other, few, weights[4:9], 0.4)
     table = jax.tree.map(lambda old, new: old.at[4:9].set(new), table, fresh)
     seen = jnp.zeros(N).at[4:9].set(1.0)
     want = jitted(loss, [other], [1.0], records, weights * seen, 0.4)
@@ -341,7 +348,7 @@ def test_factors_of_a_regularised_loss_are_plain_gradients():
 def test_per_record_vectors_add_up():
     loss, y, records = CASES["sigmoid"]
     x = apart(y, 1e-3)
-    each = per_record(loss, [x, y], [1.4, -0.4], records, 0.3)
+    each = jax.jit(partial(per_record, loss))([x, y], [1.4, -0.4], records, 0.3)
     assert (
         relative(jax.tree.map(lambda g: g.sum(0), each), jitted(loss, [x, y], [1.4, -0.4], records, jnp.ones(N), 0.3))
         < 1e-5
