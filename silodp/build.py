@@ -69,7 +69,10 @@ def assemble(
     """Build and check every part; nothing is computed on records here."""
     model = model or model_of(config.model, facts)
     algorithm = checked_algorithm(config, facts.sizes, facts.names)
-    noise = {stream: jnp.asarray(values, jnp.float32) for stream, values in multipliers.items()}
+    # Rounded up: what float32 makes of a multiplier must not be less than the plan's.
+    noise = {
+        stream: jnp.asarray(np.asarray(values) * (1 + 2e-7), jnp.float32) for stream, values in multipliers.items()
+    }
     objective = build_objective(model, example(facts), config.model.engine)
     channel = channel_of(config, noise, algorithm, facts.sizes, objective.parameters)
     return Assembled(config, facts, objective, algorithm, channel)

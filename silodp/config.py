@@ -223,7 +223,7 @@ class SweepConfig(Section):
     select: str = Field(default="objective", description="history column by which the best setting is chosen")
     private_trials: float | None = Field(
         default=None,
-        gt=0,
+        ge=1,
         description="mean number of trials of a private selection; none: not private",
     )
 

@@ -148,10 +148,12 @@ class Silo:
         randomness: Randomness,
         memory: PyTree,
         account: Account,
+        alone: bool = False,
     ):
         self.objective, self.channel = objective, channel
         self.records, self.size, self.index, self.round = records, size, index, round
         self.randomness, self.memory, self.account = randomness, memory, account
+        self.alone = alone  # in a process of its own, where what a server says may be wrong
 
     def mean(
         self,
@@ -195,6 +197,9 @@ class Silo:
 
         self.account, carry = jax.lax.fori_loop(0, steps, step, (self.account, carry))
         return carry
+
+
+FIRST = "first"  # the stream of a first round with a batch of its own
 
 
 @dataclass(frozen=True)
@@ -255,6 +260,16 @@ class Algorithm(eqx.Module):
     def optimal_shares(self, rounds: int) -> dict[str, float] | None:
         """Each stream's share of mu^2 that a guess of the run's path makes best; None: no guess."""
         return None
+
+
+def distance(x: Vector, y: Vector) -> Scalar:
+    """|x - y|; points closer than float32 can tell apart anywhere near 1 count as equal.
+
+    A clip norm is a multiple of this distance. Were it so small that its products underflow, clipping and noise would
+    silently vanish, and a server may send any two points it likes.
+    """
+    length = norm(x - y)
+    return jnp.where(length < 1e-15, 0.0, length)
 
 
 def norm(v: Vector) -> Scalar:

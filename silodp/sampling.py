@@ -141,11 +141,13 @@ class OnePass(BatchRule):
     chunk: int | None = eqx.field(static=True, default=None)
 
     def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
+        if not (isinstance(step, int) and step == 0):
+            raise ValueError("one pass: a round's chunk is used once; local steps need batches of another kind")
         length = capacity(silo.records)
         slots = self.chunk if self.chunk is not None else length // self.rounds
         chunk = jnp.int32(self.chunk) if self.chunk is not None else silo.size // self.rounds
         positions = silo.round * chunk + jnp.arange(slots)
-        real = (jnp.arange(slots) < chunk) & (positions < silo.size)
+        real = (jnp.arange(slots) < chunk) & (positions >= 0) & (positions < silo.size)
         rows = jnp.where(real, positions, length)
         return Batch(take(silo.records, rows), real.astype(jnp.float32), chunk.astype(jnp.float32), rows)
 

@@ -16,7 +16,7 @@ from silodp.privacy.certificate import settle
 from silodp.run.directory import RunDirectory
 from silodp.run.messages import MessageFederation, set_up
 from silodp.run.runner import Prepared, prepare, rows_of
-from silodp.run.shuffling import ShufflerProcess
+from silodp.run.shuffling import ShufflerProcess, agreed_terms
 from silodp.run.simulate import Carry, Compiled, begin, compile_run, simulate
 from tests.cases import CASES, OPTIONS, ROUNDS, case
 from tests.conftest import made_data
@@ -100,7 +100,9 @@ def test_message_mode_is_the_simulation(name, trust, participation, silo_process
     seed = prepared.config.run.seed
     multipliers = {} if prepared.plan is None else {k: list(v) for k, v in prepared.plan.multipliers.items()}
     with ExitStack() as stack:
-        shuffler = stack.enter_context(ShufflerProcess(3)) if trust == "shuffled" else None
+        shuffler = (
+            stack.enter_context(ShufflerProcess(3, agreed_terms(prepared.parts))) if trust == "shuffled" else None
+        )
         set_up(silo_processes, prepared.parts, multipliers, DATA, seed, shuffler)
         weights = np.asarray(prepared.problem.silos.weights)
         fed = MessageFederation(prepared.parts, silo_processes, weights, seed, seed, shuffler)
@@ -109,8 +111,11 @@ def test_message_mode_is_the_simulation(name, trust, participation, silo_process
     np.testing.assert_allclose(np.asarray(state.x), np.asarray(expected.state.x), rtol=1e-5, atol=1e-5)
     for stream, tally in expected.ends.accounts.tallies.items():
         np.testing.assert_array_equal(np.asarray(counted.tallies[stream].count), np.asarray(tally.count))
-    for name in ("bits_up", "bits_down", "record_gradients"):
-        assert costs[name] == sum(row[name] for row in done.rows), name
+    simulated = {column: sum(row[column] for row in done.rows) for column in costs}
+    if name == "soteria-svrg" and participation:
+        # A silo that was present last time keeps its snapshot; the simulation renews all present ones together.
+        assert costs.pop("record_gradients") <= simulated.pop("record_gradients")
+    assert costs == simulated
 
 
 def message_run(fed: MessageFederation, prepared: Prepared):

@@ -147,7 +147,7 @@ def test_a_silo_answers_no_more_than_planned(answered):
     assert "the plan allows 2 releases" in refusal(answered, "value", 3, X0)
     assert int(answered.account.tallies["value"].count) == before  # what was refused is not counted
     assert ask(answered, "difference", 3, X0 + 0.1, X0)[0]["kind"] == "answer"
-    assert "the plan allows 2 releases" in refusal(answered, "difference", 4, X0, X0)
+    assert "the plan has 4 rounds" in refusal(answered, "difference", 4, X0, X0)
 
 
 def test_a_silo_refuses_what_it_does_not_know(answered):
@@ -227,3 +227,91 @@ def test_the_package_never_unpickles():
 def test_the_plan_that_travels_is_json():
     header, _ = decode(set_up_silos(agreed())[0].sent[0])
     assert json.loads(json.dumps(header)) == header
+
+
+# --- a hostile server --------------------------------------------------------------------------------
+
+
+def hostile(name: str, **changes):
+    """A silo of one of the conformance cases, set up for real noise, and a way to ask it."""
+    from dataclasses import asdict
+
+    from silodp.run.runner import prepare
+    from tests.cases import case
+    from tests.conftest import made_data
+
+    data = made_data()
+    prepared = prepare(case(name, "untrusted", **changes), data)
+    own, plan = data.silos[0], prepared.plan
+    agreed = {
+        "config": prepared.config.model_dump(),
+        "facts": asdict(prepared.parts.facts),
+        "multipliers": {stream: list(values) for stream, values in plan.multipliers.items()},
+        "index": 0,
+        "seed": None,
+        "shuffler": None,
+    }
+    server, _ = reply(
+        None, encode({"kind": "setup", "plan": agreed}, {"features": own.features, "targets": own.targets})
+    )
+    d = prepared.parts.objective.parameters
+
+    def ask(header, *arrays):
+        nonlocal server
+        server, answer = reply(server, encode(header, {str(i): np.asarray(a) for i, a in enumerate(arrays)}))
+        return decode(answer)
+
+    server, _ = reply(server, encode({"kind": "start"}, {"x0": np.zeros(d, np.float32)}))
+    return ask, d
+
+
+@pytest.mark.parametrize("round", [-1, 6, 2**29, 5_000_000_000])
+def test_a_round_outside_the_plan_is_refused(round):
+    ask, d = hostile("prox-sgd")
+    header, arrays = ask({"kind": "ask", "query": "value", "round": round}, np.zeros(d, np.float32))
+    assert header["kind"] == "refused"
+    assert not arrays
+
+
+def test_arguments_of_another_shape_are_refused():
+    ask, d = hostile("mb-psgm", fused=True)
+    x = np.zeros(d, np.float32)
+    for wrong in ((x, x, x), (x[:-1], x), (x,), (np.float32(0), x)):
+        header, _ = ask({"kind": "ask", "query": "fused_value", "round": 0}, *wrong)
+        assert header["kind"] == "refused", wrong
+
+
+def test_points_too_close_for_float32_reveal_nothing():
+    ask, d = hostile("diff2-gd")
+    for r, gap in enumerate((1e-37, 1e-30, 1e-20)):
+        x = np.zeros(d, np.float32)
+        x[0] = gap
+        _, arrays = ask({"kind": "ask", "query": "difference", "round": r}, x, np.zeros(d, np.float32))
+        np.testing.assert_array_equal(arrays["value"], 0.0)
+
+
+def test_svrg_does_not_take_the_servers_word_for_its_snapshot():
+    """The bound needs the full mean at the anchor that is asked about, whatever the server claims the silo knows."""
+    from silodp.core import Silo
+
+    seen = []
+    original = Silo.cond
+    try:
+        Silo.cond = lambda self, fresh, yes, no: seen.append(fresh) or original(self, fresh, yes, no)
+        ask, d = hostile("ldp-svrg")
+        x = np.full(d, 0.5, np.float32)
+        told, arrays = ask({"kind": "ask", "query": "estimate", "round": 0}, x, x, np.asarray(False))
+    finally:
+        Silo.cond = original
+    assert told["kind"] == "answer"
+    assert arrays["value"].shape == (d,)
+    assert seen and not isinstance(seen[0], bool)
+    # The flag is not even part of the predicate: with fresh = False the mean at x is computed all the same.
+    assert told["facts"]["gradients"] > 2 * 8
+
+
+def test_a_second_plan_or_start_is_refused():
+    ask, _ = hostile("dp-gd")
+    for header in ({"kind": "setup", "plan": {}}, {"kind": "start"}):
+        told, _ = ask(header)
+        assert told["kind"] == "refused"

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 
 from silodp.algorithms.differences import RecursiveDifference, State
-from silodp.core import Federation, Public, Silo, Stream, Vector, norm
+from silodp.core import Federation, Public, Silo, Stream, Vector, distance
 from silodp.sampling import BatchRule, Full
 
 
@@ -41,7 +41,7 @@ class LocalDifference(RecursiveDifference):
     def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector) -> Public:
         def step(k: Any, carry: tuple[Vector, Vector, Vector]) -> tuple[Vector, Vector, Vector]:
             x, y, v = carry
-            clip = None if self.clip_local is None else self.clip_local * norm(x - y)
+            clip = None if self.clip_local is None else self.clip_local * distance(x, y)
             difference = silo.mean([x, y], [1.0, -1.0], clip, "local", self.batch_local, k)
             v = v + silo.privatise(difference, k)
             return self.prox(x - self.step_size * v, self.step_size), x, v

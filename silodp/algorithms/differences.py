@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector, norm
+from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector, distance
 from silodp.privacy.accountant import optimal_share
 from silodp.sampling import BatchRule, Full
 
@@ -68,7 +68,7 @@ class RecursiveDifference(Algorithm):
     def difference_clip(self, x: Vector, y: Vector) -> Any:
         if self.clip_difference is None:
             return None
-        scaled = self.clip_difference * norm(x - y)
+        scaled = self.clip_difference * distance(x, y)
         return jnp.minimum(scaled, 2 * self.clip) if self.capped else scaled
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from silodp.core import Algorithm, Answer, Federation, Release, Silo, Stream, Vector
 from silodp.prox import Ball
@@ -53,12 +53,13 @@ class Mu2(Algorithm):
     def round(self, state: State, fed: Federation) -> State:
         t = jnp.float32(fed.round + 1)
         x = state.ahead
-        q = fed.mean(self.corrected, x, state.x, t)
+        q = fed.mean(self.corrected, x, state.x)
         moved = self.prox(state.w - self.step_size * q, self.step_size)
         w = Ball(self.diameter / 2)(moved, self.step_size)
         return State(x, x + 2 / (t + 2) * (w - x), w)
 
-    def corrected(self, silo: Silo, x: Vector, y: Vector, t: Array) -> Answer:
+    def corrected(self, silo: Silo, x: Vector, y: Vector) -> Answer:
+        t = jnp.float32(silo.round + 1)
         s = silo.mean([x, y], [t, 1 - t], self.clip, "value", self.batch).release()
         silo.memory = silo.memory + s.value
         return Release(silo.memory, s.bound, "value")

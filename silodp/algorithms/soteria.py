@@ -51,6 +51,13 @@ class SilosOnly(Algorithm):
         return Release(value, jnp.float32(bound), "value")
 
 
+class Snapshot(eqx.Module):
+    """SVRG's memory: the anchor and the silo's clipped mean there."""
+
+    anchor: Vector
+    mean: Vector
+
+
 class SVRG(SilosOnly):
     """Differences against a snapshot that the server renews by a public coin."""
 
@@ -63,7 +70,7 @@ class SVRG(SilosOnly):
         return SVRGState(x0, x0, jnp.zeros(self.silos, bool))
 
     def remember(self, silo: Silo, x0: Vector) -> PyTree:
-        return jnp.zeros_like(x0)
+        return Snapshot(jnp.full_like(x0, jnp.nan), jnp.zeros_like(x0))  # equal to no anchor
 
     def round(self, state: SVRGState, fed: Federation) -> SVRGState:
         x, anchor = state.x, state.anchor
@@ -74,12 +81,15 @@ class SVRG(SilosOnly):
         return SVRGState(self.prox(x - self.step_size * v, self.step_size), jnp.where(renew, x, anchor), known & ~renew)
 
     def estimate(self, silo: Silo, x: Vector, anchor: Vector, fresh: Array) -> Answer:
+        if silo.alone:
+            # The bound needs the mean at THIS anchor: in a process of its own a silo does not take the server's word.
+            fresh = jnp.any(anchor != silo.memory.anchor)
         full = lambda: silo.mean([anchor], [1.0], self.clip, "value", Full()).release().value
-        silo.memory = silo.cond(fresh, full, lambda: silo.memory)
+        silo.memory = Snapshot(anchor, silo.cond(fresh, full, lambda: silo.memory.mean))
         batch = self.batch.draw(silo, "value")
         here = silo.mean([x], [1.0], self.clip, "value", batch).release().value
         there = silo.mean([anchor], [1.0], self.clip, "value", batch).release().value
-        return self.bounded(silo, here - there + silo.memory)
+        return self.bounded(silo, here - there + silo.memory.mean)
 
 
 class Table(eqx.Module):

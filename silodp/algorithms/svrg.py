@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector, norm
+from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector, distance
 from silodp.sampling import BatchRule, Full
 
 
@@ -61,7 +61,7 @@ class ProxSVRG(Algorithm):
     def difference(self, silo: Silo, x: Vector, anchor: Vector) -> Answer:
         clip = None if self.clip is None else 2 * self.clip
         if clip is not None and self.clip_difference is not None:
-            clip = jnp.minimum(clip, self.clip_difference * norm(x - anchor))
+            clip = jnp.minimum(clip, self.clip_difference * distance(x, anchor))
         return silo.mean([x, anchor], [1.0, -1.0], clip, "difference", self.batch)
 
     def stage_start(self, state: State, fed: Federation) -> State:

@@ -36,7 +36,11 @@ def sum_in_blocks(
     return lax.scan(step, zeros, jnp.arange(blocks))[0]
 
 
+SMALLEST_SQUARE, UNDERFLOWN = 1e-30, 1e-15
+
+
 def clip_factor(square_norms: Float[Array, " n"], clip: Float[Array, ""]) -> Float[Array, " n"]:
     """min(1, clip / norm); 1 for a zero vector, so that neither clip = 0 nor clip = inf needs a special case."""
-    norms = jnp.sqrt(square_norms)
+    # Squares lost to underflow count as the largest they may have been: clipping then errs on the safe side.
+    norms = jnp.where(square_norms > SMALLEST_SQUARE, jnp.sqrt(square_norms), UNDERFLOWN)
     return jnp.where(norms > clip, clip / jnp.where(norms > 0, norms, 1), 1)

@@ -43,7 +43,7 @@ COLLUSION = {
     "trusted": "unchanged if all other silos collude; nothing is left against the server itself",
     "shuffled": "each silo's statement says what is left if the other silos, or the shuffler, work for the server",
 }
-ROUNDING = 1e-4  # multipliers are counted in float32
+ROUNDING = 1e-6  # multipliers are counted in float32
 
 
 class AccountingError(RuntimeError):

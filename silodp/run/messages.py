@@ -135,7 +135,8 @@ class MessageFederation:
         return value
 
     def _shuffled_mean(self, shuffler: ShufflerProcess, query: str, public: tuple[Array, ...]) -> Vector:
-        rule = self.parts.releases(0)[0].batch
+        streams = self.parts.releases(0)
+        rule = next((s.batch for s in streams if s.name == query), streams[0].batch)
         sent = [round(rule.divisor(self.parts.facts.sizes[i])) for i in self.present]
         batch = shuffler.open(self.round, query, self.parts.objective.parameters, sent)
         for i in self.present:

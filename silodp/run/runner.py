@@ -32,7 +32,7 @@ from silodp.run.directory import RunDirectory, versions
 from silodp.run.measure import measure
 from silodp.run.messages import MessageFederation, SiloProcess, set_up
 from silodp.run.progress import Progress, silent
-from silodp.run.shuffling import ShufflerProcess
+from silodp.run.shuffling import ShufflerProcess, agreed_terms
 from silodp.run.simulate import (
     Chunk,
     Problem,
@@ -127,6 +127,10 @@ def run(
     """Train as the config says; `data` and `model` may be given as objects instead."""
     parsed = as_config(config)
     prepared = prepare(parsed, data, model)
+    if parsed.run.mode == "messages" and model is not None:
+        raise ConfigError(
+            "run.mode = 'messages': a model given as an object cannot be sent; use model.kind = 'MODULE:FUNCTION'"
+        )
     if parsed.run.mode == "messages" and isinstance(prepared.parts.channel, BinomialServer):
         raise ConfigError(
             "run.mode = 'messages': pvec's sums are only simulated yet; use algorithm.randomizer = 'duchi'"
@@ -199,7 +203,7 @@ def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress
         processes = [stack.enter_context(SiloProcess()) for _ in prepared.data.silos]
         shuffler = None
         if isinstance(parts.channel, ShuffledServer):
-            shuffler = stack.enter_context(ShufflerProcess(len(processes)))
+            shuffler = stack.enter_context(ShufflerProcess(len(processes), agreed_terms(parts)))
         set_up(processes, parts, multipliers, prepared.data, seed, shuffler)
         fed = MessageFederation(parts, processes, np.asarray(problem.silos.weights), seed, config.run.seed, shuffler)
         x0 = prepared.setting.x0

@@ -18,11 +18,12 @@ import numpy as np
 from silodp.config import Config, ConfigError
 from silodp.data import FederatedData
 from silodp.models import Model
+from silodp.privacy.certificate import SIMULATED
 from silodp.privacy.selection import Trials, selection_epsilon
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.progress import Progress, silent
-from silodp.run.runner import as_config
-from silodp.run.sweep import Outcome, best_of, grid_of, run_points
+from silodp.run.runner import as_config, prepare
+from silodp.run.sweep import Outcome, best_of, grid_of, run_points, variant, with_values
 
 
 @dataclass
@@ -49,13 +50,25 @@ def select_privately(
     trials = Trials(base.sweep.private_trials or 1.0)
     generator = np.random.default_rng([base.run.seed, 7])
     grid = grid_of(base)
+    price = price_of(base, grid, trials, data, model)
     picks = generator.integers(len(grid), size=trials.draw(generator))
     # A seed of its own for each trial: two trials of one setting must not share their noise.
     points = [grid[i] | {"run.seed": float(base.run.seed + 1 + k)} for k, i in enumerate(picks)]
     outcomes = run_points(base, points, data, model, progress)
     outcome = outcomes[best_of(outcomes, base.sweep.select)]
-    costs = [selection_epsilon(own, base.privacy.delta, trials) for one in outcomes for own in one.spent or []]
-    return Chosen(outcome, base.sweep.select, max(costs), base.privacy.delta, trials.mean)
+    # Which trial it was would tell how many there were.
+    outcome.values.pop("run.seed")
+    return Chosen(outcome, base.sweep.select, price, base.privacy.delta, trials.mean)
+
+
+def price_of(
+    base: Config, grid: list[dict[str, float]], trials: Trials, data: FederatedData | None, model: Model | None
+) -> float:
+    """What the dearest setting of the grid costs when it is chosen; fixed before anything is run."""
+    prepared = prepare(with_values(base, grid[0]), data, model)
+    plans = [variant(prepared, with_values(base, point), model).plan for point in grid]
+    spent = [plan.spent(silo) for plan in plans if plan is not None for silo in range(len(plan.streams))]
+    return max(selection_epsilon(own, base.privacy.delta, trials) for own in spent)
 
 
 def check(config: Config) -> None:
@@ -78,10 +91,10 @@ def save_selection(config: Config, chosen: Chosen, data: str, out: Path | str | 
         "sweep.json",
         {
             "selection": "private: best of a random number of trials, judged on public test records",
-            "stamp": "simulation: seeded noise, not private",
+            "stamp": SIMULATED,
             "selected_by": chosen.column,
             "best": chosen.outcome.values,
-            "final": chosen.outcome.history[-1],
+            "final": {name: value for name, value in chosen.outcome.history[-1].items() if name.startswith("test_")},
             "mean_trials": chosen.mean_trials,
             "epsilon_of_one_run": chosen.outcome.epsilon,
             "epsilon": chosen.epsilon,

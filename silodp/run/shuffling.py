@@ -10,27 +10,43 @@ import json
 import secrets
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import IO, Any, cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from silodp.channels.shuffled import message_bytes, message_vector
+from silodp.build import Assembled
+from silodp.channels.shuffled import message_bytes, message_vector, sealed_size
 from silodp.run.wire import WireError
 from silodp.shuffle.sealed import Batch, open_batch, seal
 from silodp.shuffle.shuffler import TOKEN, ShufflerClient, Terms
 
 
+def agreed_terms(parts: Assembled) -> dict[str, Terms]:
+    """What the plan says hides a record, by query: no batch with fewer messages or silos may be released."""
+    sizes, options = parts.facts.sizes, parts.config.algorithm
+    size, silos = sealed_size(parts.objective.parameters), options.participation or len(sizes)
+
+    def terms(divisors: list[int]) -> Terms:
+        return Terms(size, sum(sorted(divisors)[:silos]), silos, max(divisors))
+
+    sent = {s.name: [round(s.batch.divisor(n)) for n in sizes] for s in parts.releases(0)}
+    fewest = [min(own) for own in zip(*sent.values(), strict=True)]
+    return {query: terms(sent.get(query, fewest)) for query in parts.queries}
+
+
 class ShufflerProcess(AbstractContextManager["ShufflerProcess"]):
     """Started here for a local message run; closing its stdin ends it."""
 
-    def __init__(self, silos: int) -> None:
+    def __init__(self, silos: int, least: Mapping[str, Terms]) -> None:
         command = [sys.executable, "-m", "silodp.shuffle.shuffler"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.tokens = [secrets.token_bytes(TOKEN) for _ in range(silos)]
         server = secrets.token_bytes(TOKEN)
-        parties = {"server": server.hex(), "silos": [token.hex() for token in self.tokens]}
+        agreed = {query: terms._asdict() for query, terms in least.items()}
+        parties = {"server": server.hex(), "silos": [token.hex() for token in self.tokens], "least": agreed}
         stdin = cast(IO[str], self.process.stdin)
         stdin.write(json.dumps(parties) + "\n")
         stdin.flush()

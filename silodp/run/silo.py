@@ -8,6 +8,7 @@ question twice, never goes back in rounds, and refuses whatever would exceed the
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -46,10 +47,13 @@ class SiloServer:
         self.memory: Any = ()
         self.wire = self.parts.channel.remember(self.parts.objective.parameters)
         self.answered: set[tuple[int, str]] = set()
-        self.round = -1
+        self.round, self.started = -1, False
         self.compiled: dict[tuple[str, str], Callable[..., Any]] = {}
 
     def start(self, x0: Array) -> None:
+        if self.started:
+            raise WireError("start: this run has begun already")
+        self.started = True
         silo = self._silo(jnp.int32(-1), (), self.account)
         self.memory = self.parts.algorithm.remember(silo, x0)
 
@@ -57,8 +61,10 @@ class SiloServer:
         self, kind: str, name: str, round: int, public: list[Array]
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The message for one question; the silo's state moves only when it may be sent."""
+        compiled = self._compiled(kind, name)
         self._check_fresh(name, round)
-        outcome = self._compiled(kind, name)(tuple(public), jnp.int32(round), self.memory, self.account, self.wire)
+        self._check_public(name, public)
+        outcome = compiled(tuple(public), jnp.int32(round), self.memory, self.account, self.wire)
         message, memory, account, wire = outcome
         self._check_budget(account)
         work = {"gradients": float(account.gradients - self.account.gradients)}
@@ -100,6 +106,7 @@ class SiloServer:
             randomness=self._randomness(round),
             memory=memory,
             account=account,
+            alone=True,
         )
 
     def _randomness(self, round: Array) -> Randomness:
@@ -107,7 +114,17 @@ class SiloServer:
             return SystemRandomness()
         return SeededRandomness(silo_key(jax.random.key(self.seed), round, self.index))
 
+    def _check_public(self, name: str, public: list[Array]) -> None:
+        """Points are vectors of the model's size, everything else is a number: nothing else may be broadcast."""
+        wanted = inspect.signature(getattr(self.parts.algorithm, name)).parameters
+        shapes = [(self.parts.objective.parameters,) if p.annotation == "Vector" else () for p in wanted.values()][1:]
+        if [point.shape for point in public] != shapes:
+            got = [point.shape for point in public]
+            raise WireError(f"query {name!r}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
+
     def _check_fresh(self, name: str, round: int) -> None:
+        if not 0 <= round < self.parts.config.algorithm.performed:
+            raise WireError(f"round {round}: the plan has {self.parts.config.algorithm.performed} rounds, from 0 on")
         if round < self.round or (round, name) in self.answered:
             raise WireError(f"query {name!r} of round {round}: answered already, or in the past")
 
@@ -134,6 +151,8 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
         header, arrays = decode(data)
         kind = header.get("kind")
         if kind == "setup":
+            if server is not None and server.seed is None:
+                raise WireError("setup: this silo has a plan; a new one would forget what it has spent")
             return SiloServer(header["plan"], arrays), encode({"kind": "ready"}, {})
         if server is None:
             raise WireError("no plan yet: send setup first")
@@ -145,7 +164,7 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
         public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
         facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
         return server, encode({"kind": "answer", "facts": facts}, message)
-    except (WireError, ValueError, KeyError, TypeError) as error:
+    except (WireError, ValueError, KeyError, TypeError, OverflowError) as error:
         return server, encode({"kind": "refused", "reason": f"{error}"}, {})
 
 

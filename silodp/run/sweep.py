@@ -25,7 +25,7 @@ from silodp.data import FederatedData
 from silodp.models import Model
 from silodp.planning import plan_of, within_budget
 from silodp.privacy.accountant import epsilon as epsilon_of
-from silodp.privacy.certificate import settle
+from silodp.privacy.certificate import SIMULATED, settle
 from silodp.privacy.events import Spent
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.progress import Progress, silent
@@ -195,6 +195,7 @@ def save_sweep(config: Config, outcomes: Sequence[Outcome], data: str, out: Path
     chosen = best_of(outcomes, config.sweep.select)
     directory = RunDirectory.create(out, config, f"sweep-{config.algorithm.name}-{data}")
     results = {
+        "stamp": SIMULATED,
         "selected_by": config.sweep.select,
         "selection": "not private: selected on private data",
         "best": outcomes[chosen].values,

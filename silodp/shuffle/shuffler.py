@@ -15,8 +15,8 @@ batch's name, and a body; an answer is b"+" and a body, or b"-" and a reason:
     R (server)  release; the answer's body is the sealed messages, one after the other
 
 Start it with `python -m silodp.shuffle.shuffler` and one line of JSON on its standard input,
-{"server": token, "silos": [token, ...]} (hexadecimal); it prints its port and serves until its
-input closes.
+{"server": token, "silos": [token, ...], "least": {query: terms}} (tokens hexadecimal; the plan's terms,
+which the server may not weaken); it prints its port and serves until its input closes.
 """
 
 import json
@@ -26,7 +26,7 @@ import socketserver
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from silodp.shuffle.sealed import Refused
@@ -55,8 +55,9 @@ class _Collected:
 class Shuffler:
     """The rules of the shuffler, without any input or output."""
 
-    def __init__(self, server: bytes, silos: Iterable[bytes]):
+    def __init__(self, server: bytes, silos: Iterable[bytes], least: Mapping[str, Terms] | None = None):
         self._server, self._silos = server, frozenset(silos)
+        self._least = dict(least or {})  # by query: what the plan says hides a record; the server may not ask for less
         self._batches: dict[str, _Collected] = {}
 
     def open(self, token: bytes, name: str, terms: Terms) -> None:
@@ -66,6 +67,7 @@ class Shuffler:
             raise Refused(f"batch {name!r} exists already")
         if min(terms) < 1 or terms.silos > len(self._silos):
             raise Refused(f"terms must be positive and ask for at most {len(self._silos)} silos")
+        self._check_agreed(name, terms)
         self._batches[name] = _Collected(terms)
 
     def submit(self, token: bytes, name: str, sealed: bytes) -> None:
@@ -101,6 +103,15 @@ class Shuffler:
         batch.released = True
         batch.sealed, batch.senders = set(), Counter()
         return released
+
+    def _check_agreed(self, name: str, terms: Terms) -> None:
+        if not self._least:
+            return
+        least = self._least.get(name.rpartition("/")[2])
+        if least is None:
+            raise Refused(f"batch {name!r}: the plan has no such query")
+        if terms.messages < least.messages or terms.silos < least.silos or terms.sealed_size != least.sealed_size:
+            raise Refused(f"batch {name!r}: terms weaker than the plan's {least}")
 
     def _batch(self, name: str) -> _Collected:
         if name not in self._batches:
@@ -233,7 +244,8 @@ def main() -> None:
     """Serve one run: parties from the first input line, the port on standard output."""
     parties = json.loads(sys.stdin.readline())
     silos = [bytes.fromhex(token) for token in parties["silos"]]
-    with _Server(Shuffler(bytes.fromhex(parties["server"]), silos)) as server:
+    least = {query: Terms(**terms) for query, terms in parties.get("least", {}).items()}
+    with _Server(Shuffler(bytes.fromhex(parties["server"]), silos, least)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(server.server_address[1], flush=True)
         sys.stdin.read()  # the parent closes our input when the run is over
