@@ -22,7 +22,7 @@ from tests.test_equivalences import trained
 
 DATA = made_data()
 BOTH: dict[str, Any] = {"clip_difference": 0.7, "multipliers": {"value": 2.0, "difference": 3.0}}
-EVERYONE = ("mu2", "diff2-bvr-l-sgd", "ce-psgm")
+EVERYONE = [name for name, entry in REGISTRY.items() if entry.everyone]
 
 
 @eqx.filter_jit
@@ -59,6 +59,19 @@ def test_bvr_with_one_local_step_is_diff2(trust):
     np.testing.assert_array_equal(local, trained(DATA, trust, name="diff2-gd", restart=3, **BOTH))
 
 
+@pytest.mark.parametrize(("local", "other"), [("diff2-bvr-l-sgd", "diff2-gd"), ("ce-psgm", "mb-psgm")])
+def test_local_steps_that_are_not_taken_cost_no_budget(local, other):
+    alone: dict[str, Any] = {"local_steps": 1, "clip_local": None, "batch_local": None}
+    plans = [prepare(case(local, "untrusted", **alone), DATA).plan, prepare(case(other, "untrusted"), DATA).plan]
+    assert plans[0] is not None
+    assert plans[1] is not None
+    for stream in ("value", "difference"):
+        assert plans[0].multipliers[stream] == plans[1].multipliers[stream]
+    shares = plans[1].multipliers["value"][0] ** -2 * 6, plans[1].multipliers["difference"][0] ** -2 * 5
+    if other == "mb-psgm":
+        assert shares[0] / sum(shares) == pytest.approx(0.8, rel=1e-6)
+
+
 def test_ce_psgm_with_one_local_step_is_mb_psgm():
     local = trained(DATA, name="ce-psgm", local_steps=1, momentum=0.3, **BOTH)
     np.testing.assert_array_equal(local, trained(DATA, name="mb-psgm", momentum=0.3, **BOTH))
@@ -88,7 +101,7 @@ def test_absent_silos_are_not_charged(name, trust):
     )
 
 
-@pytest.mark.parametrize("name", EVERYONE)
+@pytest.mark.parametrize("name", ["mu2", "diff2-bvr-l-sgd", "ce-psgm"])
 def test_methods_that_need_every_silo_say_so(name):
     with pytest.raises(ConfigError, match=f"participation = 2: {name} needs all 3 silos in every round"):
         prepare(case(name, "untrusted", participation=2), DATA)

@@ -125,7 +125,8 @@ def difference_clips(c: Choice) -> None:
 
 def difference_noise(c: Choice, rounds: int, restart: int) -> float:
     """Std of the mean difference's noise per unit of |x - y|, over L: the plan's, for full batches."""
-    share = 1 - (c.privacy.split if isinstance(c.privacy.split, float) else VALUE_SHARE)
+    values = c.privacy.split if isinstance(c.privacy.split, float) else VALUE_SHARE
+    share = (1 - values) / (2 if c.steps > 1 else 1)  # local steps are a stream of their own
     count = rounds - math.ceil(rounds / restart)
     return 2 * math.sqrt(count / share) / (c.rho * c.reach)
 
@@ -135,8 +136,11 @@ def difference_step(c: Choice, rounds: int, restart: int) -> float:
 
     DIFF2, Thm 4.3, min(1/L, 1/(sqrt(T d) L sigma2)), with the constants of Lowy et al.'s proof of Thm F.1.
     """
-    noise = difference_noise(c, rounds, restart)
-    return min(0.5, 1 / math.sqrt(8 * restart * c.d * noise**2) if noise else 0.5) / c.L
+    return stable_step(c, difference_noise(c, rounds, restart), restart)
+
+
+def stable_step(c: Choice, noise: float, span: float) -> float:
+    return min(0.5, 1 / math.sqrt(8 * span * c.d * noise**2) if noise else 0.5) / c.L
 
 
 def optimum(c: Choice) -> float:
@@ -254,14 +258,16 @@ def mu2(c: Choice) -> None:
 
 def psgm(c: Choice) -> None:
     """mb-psgm, ce-psgm: PSGM, Thm A.3, A.4, 4.2, A.2, proved there for the shuffle model. The theorems fix no rounds:
-    those are chosen at which descent is as small as the cost of privacy (ours)."""
+    those are chosen at which descent is as small as the cost of privacy (ours). Their bound on the step by the noise,
+    sqrt(momentum) reach eps / (sqrt(d R) K L), is that of differences with 1/momentum for the restart interval, and
+    is taken with the same constants: with constant 1 runs diverge."""
     difference_clips(c)
     K, b = c.steps, c.options.batch_local or c.n
     if K > 1:
         c.pick("clip_local", lambda: c.L)
     rounds = c.pick("rounds", lambda: whole(GAP * c.L / optimum(c)))
     momentum = c.pick("momentum", lambda: psgm_momentum(c, rounds))
-    c.pick("step_size", lambda: min(psgm_limit(c, K, momentum, rounds), 1 / c.L, *local_limits(c, K, b, rounds)))
+    c.pick("step_size", lambda: min(psgm_limit(c, K, momentum, rounds), *local_limits(c, K, b, rounds)))
 
 
 def psgm_momentum(c: Choice, rounds: int) -> float:
@@ -272,7 +278,7 @@ def psgm_momentum(c: Choice, rounds: int) -> float:
 
 
 def psgm_limit(c: Choice, K: int, momentum: float, rounds: int) -> float:
-    private = math.sqrt(momentum / (c.noise * rounds)) / (K * c.L)
+    private = stable_step(c, difference_noise(c, rounds, rounds), 1 / momentum) / K
     sampled = math.sqrt(momentum * c.silos * c.options.batch) / (K * c.L) if c.options.batch else math.inf
     return min(private, sampled)
 
@@ -285,4 +291,5 @@ FAMILIES: dict[str, Callable[[Choice], None]] = {
     "soteria-gd": soteria_gd, "soteria-sgd": soteria_sgd, "soteria-svrg": soteria_svrg, "ldp-svrg": soteria_svrg,
     "sdp-spider": spider, "sdp-prox-sgd": prox_sgd, "sdp-prox-svrg": prox_svrg, "sdp-prox-pl-svrg": prox_svrg,
     "soteria-saga": soteria_saga, "mu2": mu2, "mb-psgm": psgm, "ce-psgm": psgm,
+    "mb-psgm-fg": psgm, "ce-psgm-fg": psgm,
 }  # fmt: skip

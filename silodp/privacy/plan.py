@@ -157,7 +157,9 @@ def stream_shares(
     algorithm: Algorithm, streams: tuple[tuple[Stream, ...], ...], target: Target, federates: Federates
 ) -> dict[str, float] | None:
     """Each stream's part of mu^2: the split to `value`, the rest to the others in equal parts."""
-    names = [release.stream for release in planned(streams[0], 0, federates)]
+    # A stream that nobody uses takes no part of the budget: one local step must cost what none costs.
+    plans = [planned(own, i, federates) for i, own in enumerate(streams)]
+    names = list(dict.fromkeys(release.stream for plan in plans for release in plan if release.count))
     first = MESSAGE if MESSAGE in names else "value"
     others = [name for name in names if name != first]
     if not others or first not in names:
