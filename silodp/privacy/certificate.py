@@ -38,10 +38,19 @@ HONEST["shuffled"] = [
     "the shuffler: it keeps origin and order of the messages to itself",
     "the other silos: their messages really are in every batch",
 ]
+VIEWS["pvec"] = "the sums over all silos' records of rounded integers and coins, in every round, and no part of them"
+    "the sums over all silos' records of rounded integers and coins, in every round; nothing less aggregated"
+)
+HONEST["pvec"] = [
+    "the silo itself: its software clips, rounds, draws fresh coins for every record and tells nobody",
+    "whoever adds up the records' integers (the shuffle of single bits): only sums come out",
+    "the other silos: their coins really are in every sum",
+]
 COLLUSION = {
     "untrusted": "unchanged if the server and all other silos collude: the silo's noise is its own",
     "trusted": "unchanged if all other silos collude; nothing is left against the server itself",
     "shuffled": "each silo's statement says what is left if the other silos, or the shuffler, work for the server",
+    "pvec": "if the other silos tell the server their coins, only this silo's own coins are left",
 }
 ROUNDING = 1e-6  # multipliers are counted in float32
 
@@ -104,7 +113,8 @@ def check_tally(plan: Plan, silo: int, stream: str, count: int, planned: int, mu
 
 def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) -> dict[str, Any]:
     """The statement as plain data. `spent` is what `settle` returned."""
-    trust, delta = plan.federates.trust, plan.target.delta
+    trust, delta, shuffle = plan.federates.trust, plan.target.delta, plan.federates.shuffle
+    view = "pvec" if shuffle is not None and shuffle.randomizer == "pvec" else trust
     silos = [silo_statement(plan, i, own, context) for i, own in enumerate(spent)]
     worst = max(silo["epsilon"] for silo in silos)
     return {
@@ -114,9 +124,9 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
         ),
         "stamp": context.stamp,
         "neighbours": NEIGHBOURS,
-        "adversary_sees": VIEWS[trust],
-        "honest": HONEST[trust],
-        "if_others_collude": COLLUSION[trust],
+        "adversary_sees": VIEWS[view],
+        "honest": HONEST[view],
+        "if_others_collude": COLLUSION[view],
         "calibration": context.calibration,
         "claim": claim_statement(context.claim, worst, delta),
         "silos": silos,
@@ -250,7 +260,7 @@ def as_text(tree: Mapping[str, Any]) -> str:
 
 
 def silo_lines(silo: Mapping[str, Any]) -> list[str]:
-    mu = "" if silo["gdp_mu"] is None else f", exactly {silo['gdp_mu']:.4g}-Gaussian-DP"
+    mu = "" if silo["gdp_mu"] is None else f", {silo['gdp_mu']:.4g}-Gaussian-DP"
     lines = [f"Silo {silo['silo']} ({silo['records']} records): ({silo['epsilon']:.4g}, {silo['delta']:g})-DP{mu}"]
     for release in silo["releases"]:
         lines.append(
