@@ -39,6 +39,8 @@ HONEST["shuffled"] = [
     "the other silos: their messages really are in every batch",
 ]
 VIEWS["pvec"] = "the sums over all silos' records of rounded integers and coins, in every round, and no part of them"
+HONEST["pvec"] = [
+    "the silo itself: its software clips, rounds, draws fresh coins for every record and tells nobody",
     "whoever adds up the records' integers (the shuffle of single bits): only sums come out",
     "the other silos: their coins really are in every sum",
 ]
