@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from silodp.planning import claim_of, plan_of, within_budget
 from silodp.plots import curve_figure
 from silodp.privacy import accountant
 from silodp.privacy.plan import MESSAGE, Plan
+from silodp.privacy.printed import Inadmissible
 
 # What a run needs but a privacy statement does not depend on.
 PLACEHOLDERS = {
@@ -72,7 +74,8 @@ def with_placeholders(config: Config) -> Config:
 
     if config.privacy.split == "optimal":
         return config
-    fields = find(config.algorithm.name).build.__dataclass_fields__
+    entry = find(config.algorithm.name)
+    fields = set(entry.build.__dataclass_fields__) - set(entry.fixed)
     given = config.algorithm.model_dump(exclude_none=True)
     missing = {name: value for name, value in PLACEHOLDERS.items() if name in fields and name not in given}
     tree = config.model_dump(exclude_unset=True)
@@ -107,13 +110,23 @@ def paper_row(config: Config) -> dict[str, Any] | None:
     claim = claim_of(config)
     if claim is None:
         return None
-    plan = planned(config, "paper")
+    try:
+        plan = planned(config, "paper")
+    except Inadmissible as none:
+        return {
+            "formula": claim.formula,
+            "claimed_epsilon": claim.epsilon,
+            "true_epsilon": None,
+            "admissible": False,
+            "reasons": list(none.reasons),
+        }
     epsilons = [plan.epsilon(i) for i in range(len(plan.streams))]
     worst = int(np.argmax(epsilons))
     return {
         "formula": claim.formula,
         "claimed_epsilon": claim.epsilon,
         "true_epsilon": epsilons[worst],
+        "admissible": True,
         "violated": bool(epsilons[worst] > claim.epsilon * (1 + 1e-6)),
         "releases": release_rows(plan, worst),
     }
@@ -124,7 +137,8 @@ def draw_curves(config: Config, path: Path) -> None:
     lines = {}
     plans = {config.privacy.calibration: planned(config)}
     if claim_of(config) is not None:
-        plans["paper"] = planned(config, "paper")
+        with suppress(Inadmissible):
+            plans["paper"] = planned(config, "paper")
     for label, plan in plans.items():
         worst = int(np.argmax([plan.epsilon(i) for i in range(len(plan.streams))]))
         epsilons = np.linspace(0.0, 2 * plan.epsilon(worst), 41)[1:]

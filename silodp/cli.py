@@ -293,7 +293,11 @@ def print_account(result: dict[str, Any]) -> None:
     console.print(table)
     print_chosen(result["chosen_by_theory"])
     paper = result["paper"]
-    if paper is not None:
+    if paper is not None and not paper["admissible"]:
+        console.print(f"the paper's own noise ({paper['formula']}) does not exist here:", markup=False)
+        for reason in paper["reasons"]:
+            console.print(f"  {reason}", markup=False)
+    elif paper is not None:
         verdict = "VIOLATED" if paper["violated"] else "holds"
         console.print(
             f"the paper's own noise ({paper['formula']}) claims epsilon {paper['claimed_epsilon']:g} and really gives "

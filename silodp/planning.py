@@ -11,7 +11,7 @@ from silodp.config import Config, ConfigError
 from silodp.privacy import gaussian
 from silodp.privacy.certificate import Claim
 from silodp.privacy.plan import Federates, Plan, Target, make_plan
-from silodp.privacy.printed import FORMULAS, Case
+from silodp.privacy.printed import Case, formula_of
 
 
 def plan_of(
@@ -36,6 +36,8 @@ def plan_of(
     try:
         paper = (calibration or privacy.calibration) == "paper"
         return make_plan(algorithm, federates, target, printed_multipliers(config, sizes) if paper else None)
+    except ConfigError:
+        raise
     except ValueError as error:
         text = str(error)
         raise ConfigError(text if text.startswith("privacy") else f"privacy.{text}") from None
@@ -81,24 +83,24 @@ def mask_of(config: Config, parameters: int | None) -> tuple[int, int] | None:
 def claim_of(config: Config) -> Claim | None:
     """What the paper says the epsilon is; None when it prints no calibration for this algorithm and target."""
     privacy, name = config.privacy, config.algorithm.name
-    if name not in FORMULAS or (privacy.epsilon is None and (privacy.gdp is None or name != "mu2")):
+    formula = formula_of(name, privacy.trust)
+    if formula is None or (privacy.epsilon is None and (privacy.gdp is None or name != "mu2")):
         return None
     claimed = privacy.epsilon
     if claimed is None:
         assert privacy.gdp is not None
         claimed = gaussian.epsilon_of(privacy.delta, privacy.gdp)
-    return Claim(claimed, FORMULAS[name][0])
+    return Claim(claimed, formula[0])
 
 
 def printed_multipliers(config: Config, sizes: Sequence[int]) -> list[dict[str, float]]:
     """The paper's multipliers for each silo."""
-    claim = claim_of(config)
-    if claim is None:
-        name = config.algorithm.name
-        reason = "no paper prints one" if name not in FORMULAS else "it needs privacy.epsilon"
+    privacy, name = config.privacy, config.algorithm.name
+    claim, formula = claim_of(config), formula_of(name, privacy.trust)
+    if claim is None or formula is None:
+        reason = "no paper prints one" if formula is None else "it needs privacy.epsilon"
         raise ValueError(f"calibration = 'paper': not available for {name}: {reason}")
-    formula, privacy = FORMULAS[config.algorithm.name][1], config.privacy
     cases = [
         Case(config.algorithm, claim.epsilon, privacy.delta, records, len(sizes), privacy.gdp) for records in sizes
     ]
-    return [formula(case) for case in cases]
+    return [formula[1](case) for case in cases]

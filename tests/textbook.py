@@ -40,7 +40,7 @@ def textbook(name: str, config: Config, data: FederatedData) -> np.ndarray:
             x = np.mean([local_steps(x, g, eta, options.local_steps or 1) for g in parts], axis=0)
         elif name == "prox-sgd":
             x = x - eta * np.mean([chunk_gradient(silo, r, options.rounds)(x) for silo in data.silos], axis=0)
-        elif name in ("diff2-bvr-l-sgd", "ce-psgm"):
+        elif name in ("diff2-bvr-l-sgd", "ce-psgm", "ce-psgm-fg"):
             x = carried_on(x, mean(x), parts[r % len(parts)], eta, options.local_steps or 1)
         else:
             # With exact gradients a recursive difference, a variance-reduced or a plain gradient are the same.

@@ -41,6 +41,8 @@ def option(name: str, options: AlgorithmConfig, entry: Entry, spec: dataclasses.
         return batch_of(options, entry, trust)
     if name == "batch_local":
         return Full() if options.batch_local is None else FixedSize(options.batch_local)
+    if name == "batch_first":
+        return None if options.batch_first is None else FixedSize(options.batch_first)
     value = getattr(options, name)
     if value is None and not entry.private and name.startswith("clip"):
         return None  # a method without privacy does not clip
@@ -66,6 +68,8 @@ def batch_of(options: AlgorithmConfig, entry: Entry, trust: str) -> BatchRule:
         raise ConfigError(f"algorithm.batch is missing: {options.name} needs it")
     if kind == "cumulative" and options.batch is None:
         return build_rule(kind, 1, options.rounds)  # one fresh record a round
+    if options.batch is not None and entry.samplings == ("full",):
+        raise ConfigError(f"algorithm.batch = {options.batch}: {options.name} uses all records; leave it out")
     return build_rule(kind, options.batch, options.rounds)
 
 

@@ -13,10 +13,11 @@ Optimization with Shuffled Model", Alg. 1; Thm 4.2, A.3), under any trust model.
 local_steps K = 1 is MB-PSGM: the first local difference is zero and nothing local is released. Full batches are the -FG
 variants. The paper takes the value at the point before x: an erratum. `fused` (ours) sends one vector a record,
 clip(grad f(x; z) - (1-rho) * grad f(y; z), C) with C = (1-rho) * clip_difference * |x-y| + rho * clip:
-one release a round instead of two.
+one release a round instead of two. `batch_first` (B0) is a batch of round 0's own. Value and difference draw their
+batches independently; a shuffler's account takes them for one draw, which costs no less.
 
 Formal guarantee: R releases `value` and R-1 releases `difference` (fused: R `value`), and for the silo that works K-1
-releases `local` in each of its rounds.
+releases `local` in each of its rounds. With `batch_first` the value of round 0 is a stream of its own, `first`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from silodp.core import Algorithm, Answer, Federation, Public, Silo, Stream, Vector, norm
+from silodp.core import FIRST, Algorithm, Answer, Federation, Public, Silo, Stream, Vector, norm
 from silodp.sampling import BatchRule, Full
 
 
@@ -41,12 +42,13 @@ class State(eqx.Module):
 class MomentumDifference(Algorithm):
     """STORM's estimator, with local steps of one silo a round."""
 
-    queries: ClassVar[tuple[str, ...]] = ("value", "difference", "fused_value", "refine")
+    queries: ClassVar[tuple[str, ...]] = ("value", "difference", "fused_value", "first_value", "refine")
 
     clip: Any
     clip_difference: Any
     momentum: Any
     batch: BatchRule = Full()
+    batch_first: BatchRule | None = None
     fused: bool = eqx.field(static=True, default=False)
     clip_local: Any = None
     local_steps: int = eqx.field(static=True, default=1)
@@ -63,6 +65,15 @@ class MomentumDifference(Algorithm):
         return State(fed.local(fed.round % fed.silos, self.refine, first, x, v), x, v)
 
     def estimate(self, state: State, fed: Federation) -> Vector:
+        if self.batch_first is None:
+            return self.momentum_estimate(state, fed)
+        return fed.cond(
+            fed.round == 0,
+            lambda: fed.mean(self.first_value, state.x),
+            lambda: self.momentum_estimate(state, fed),
+        )
+
+    def momentum_estimate(self, state: State, fed: Federation) -> Vector:
         x, y, keep = state.x, state.previous, 1 - self.momentum
         if self.fused:
             rho = jnp.where(fed.round == 0, 1.0, self.momentum)
@@ -76,6 +87,9 @@ class MomentumDifference(Algorithm):
 
     def value(self, silo: Silo, x: Vector) -> Answer:
         return silo.mean([x], [1.0], self.clip, "value", self.batch)
+
+    def first_value(self, silo: Silo, x: Vector) -> Answer:
+        return silo.mean([x], [1.0], self.clip, FIRST, self.batch_first)
 
     def difference(self, silo: Silo, x: Vector, y: Vector) -> Answer:
         return silo.mean([x, y], [1.0, -1.0], self.difference_clip(x, y), "difference", self.batch)
@@ -99,8 +113,10 @@ class MomentumDifference(Algorithm):
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         later = 0 if self.fused else sum(r > 0 for r in rounds)
         own = sum(r % len(sizes) == silo for r in rounds) * (self.local_steps - 1)
-        return [
-            Stream("value", len(rounds), self.batch),
+        first = 0 if self.batch_first is None else sum(r == 0 for r in rounds)
+        streams = [
+            Stream("value", len(rounds) - first, self.batch),
             Stream("difference", later, self.batch),
             Stream("local", own, self.batch_local),
         ]
+        return streams if self.batch_first is None else [*streams, Stream(FIRST, first, self.batch_first)]

@@ -15,6 +15,7 @@ from silodp.algorithms.soteria import SAGA, SVRG
 from silodp.algorithms.svrg import ProxSVRG
 from silodp.config import ConfigError
 from silodp.core import Algorithm
+from silodp.sampling import Full
 
 LOWY = "Lowy, Ghafelebashi, Razaviyayn 2023"
 DIFF2 = "Murata, Suzuki 2023 (DIFF2)"
@@ -57,6 +58,9 @@ ALL = (*BOTH, "shuffled")
 SHUFFLED = ("shuffled",)
 DIFFERENCES = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}
 TWO_LEVEL: dict[str, Any] = {"sampling": "two-level", "samplings": ("two-level",)}
+FULL: dict[str, Any] = {"sampling": "full", "samplings": ("full",)}
+ONE_STEP: dict[str, Any] = {"local_steps": 1, "clip_local": None, "batch_local": Full()}
+ONE_BATCH: dict[str, Any] = {"batch_first": None}
 NONCONVEX = "(sqrt(d) / (n sqrt(N) eps))^(4/3) untrusted"
 CONVEX = "sqrt(d) / (n N eps) trusted, sqrt(d) / (n sqrt(N) eps) untrusted"
 ANCHORED = "32 d (+ 32 d at an anchor)"
@@ -66,10 +70,10 @@ COMPRESSED: dict[str, Any] = {
 }  # fmt: skip
 
 REGISTRY: dict[str, Entry] = {
-    "gd": Entry(GradientDescent, BOTH, "gradient descent", private=False, cost="n"),
+    "gd": Entry(GradientDescent, BOTH, "gradient descent", private=False, samplings=("full",), cost="n"),
     "dp-gd": Entry(
         GradientDescent, ALL, "full-batch clipped gradients, noised", DIFF2,
-        example={"clip": 1.0}, rate=CONVEX, cost="n",
+        example={"clip": 1.0}, samplings=("full",), rate=CONVEX, cost="n",
     ),
     "mb-sgd": Entry(
         GradientDescent, BOTH, "minibatch SGD", private=False, sampling="poisson", example={"batch": 8}, cost="b"
@@ -80,7 +84,8 @@ REGISTRY: dict[str, Entry] = {
     ),
     "local-sgd": Entry(
         LocalSGD, ("untrusted",), "silos train locally with noise, models are averaged", LOWY,
-        example={"clip": 1.0, "batch": 8, "local_steps": 3}, sampling="poisson", cost="K b",
+        example={"clip": 1.0, "batch": 8, "local_steps": 3}, sampling="poisson",
+        samplings=("full", "poisson", "fixed"), cost="K b",
     ),
     "diff2-gd": Entry(
         RecursiveDifference, ALL, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.3"},
@@ -119,7 +124,7 @@ REGISTRY: dict[str, Entry] = {
     ),
     "soteria-gd": Entry(
         GradientDescent, ("untrusted",), "shifted compression of noised gradients", SOTERIA, {"untrusted": "Cor. 1"},
-        example={"clip": 1.0, "compressor": "rand-k", "keep": 3}, compression="shifted",
+        example={"clip": 1.0, "compressor": "rand-k", "keep": 3}, samplings=("full",), compression="shifted",
         cost="n", **COMPRESSED,
     ),
     "soteria-sgd": Entry(
@@ -162,7 +167,7 @@ REGISTRY: dict[str, Entry] = {
     ),
     "mb-psgm": Entry(
         MomentumDifference, ALL, "momentum with private differences (STORM)", PSGM, {"shuffled": "Thm A.3"},
-        example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3},
+        example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3}, fixed=ONE_STEP,
         rate="1/R + (sqrt(d) / (n N eps))^(4/3) shuffled", cost="3b", bits="64 d (fused: 32 d)",
     ),
     "ce-psgm": Entry(
@@ -171,6 +176,18 @@ REGISTRY: dict[str, Entry] = {
         example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3, "clip_local": 0.7, "local_steps": 3,
                  "batch_local": 8}, everyone=True, rate="1/R + (sqrt(d) / (n N eps))^(4/3) shuffled",
         cost="3b, and 2 K b for one silo", bits="64 d (fused: 32 d), and 32 d for one silo",
+    ),
+    "mb-psgm-fg": Entry(
+        MomentumDifference, ALL, "mb-psgm on full gradients", PSGM, {"shuffled": "Thm A.4"},
+        example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3}, fixed=ONE_STEP | ONE_BATCH, **FULL,
+        rate="1/R + (sqrt(d) / (n N eps))^(4/3) shuffled", cost="3n", bits="64 d (fused: 32 d)",
+    ),
+    "ce-psgm-fg": Entry(
+        MomentumDifference, ALL, "ce-psgm on full gradients", PSGM, {"shuffled": "Thm A.2"},
+        example={"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3, "clip_local": 0.7, "local_steps": 3,
+                 "batch_local": 8}, fixed=ONE_BATCH, everyone=True, **FULL,
+        rate="1/R + (sqrt(d) / (n N eps))^(4/3) shuffled", cost="3n, and 2 K b for one silo",
+        bits="64 d (fused: 32 d), and 32 d for one silo",
     ),
     "sdp-prox-sgd": Entry(
         GradientDescent, SHUFFLED, "prox-sgd on P_vec's sums", LOWY, {"shuffled": "Thm 2.1"},

@@ -18,9 +18,9 @@ from silodp.channels import (
 )
 from silodp.compressors import Compressor, build_compressor
 from silodp.config import AlgorithmConfig, Config, ConfigError
-from silodp.core import Algorithm
-from silodp.privacy.binomial import gaussian_multiplier, sensitivity
-from silodp.privacy.plan import Shuffle
+from silodp.core import Algorithm, Stream
+from silodp.privacy.binomial import dominating_gaussian, gaussian_multiplier, sensitivity
+from silodp.privacy.plan import LOCAL, Shuffle
 from silodp.shuffle.binomial import PVec
 
 GRID = 200  # rounding levels of P_vec unless the config says otherwise
@@ -40,7 +40,7 @@ def channel_of(
     if shuffle is None:
         return (TrustedServer if trust == "trusted" else UntrustedServer)(multipliers)
     if shuffle.randomizer == "pvec":
-        protocols = {s.name: protocol(s.batch, sizes, multipliers.get(s.name), shuffle) for s in streams if s.count}
+        protocols = {s.name: protocol(s, config, sizes, multipliers.get(s.name), shuffle) for s in streams if s.count}
         return BinomialServer(multipliers, protocols=protocols)
     fixed = shuffle.randomizer == "privunit" and "message" in multipliers
     eps0 = 1 / float(np.asarray(multipliers["message"])[0]) if fixed else None
@@ -93,21 +93,35 @@ def check_shuffle(config: Config, algorithm: Algorithm, sizes: Sequence[int], we
     """All messages count alike: a silo's weight must be its share of the messages."""
     if config.privacy.trust != "shuffled":
         return
-    rule = algorithm.releases(0, tuple(sizes), range(config.algorithm.rounds))[0].batch
-    sent = np.array([rule.divisor(size) for size in sizes])
-    if not np.allclose(sent / sent.sum(), weights / weights.sum(), rtol=1e-6):
-        raise ConfigError(
-            f"algorithm.weights = {config.algorithm.weights!r}: under a shuffler every message counts alike; "
-            "use 'size' with full batches, 'equal' with algorithm.batch"
-        )
+    for stream in algorithm.releases(0, tuple(sizes), range(config.algorithm.rounds)):
+        sent = np.array([stream.batch.divisor(size) for size in sizes])
+        alike = np.allclose(sent / sent.sum(), weights / weights.sum(), rtol=1e-6)
+        if stream.name != LOCAL and not alike:
+            raise ConfigError(
+                f"algorithm.weights = {config.algorithm.weights!r}: under a shuffler every message counts alike; "
+                "use 'size' with full batches, 'equal' with algorithm.batch"
+            )
 
 
-def protocol(rule: Any, sizes: Sequence[int], multipliers: Any, shuffle: Shuffle) -> PVec:
-    """P_vec with the fewest coins that give the planned multiplier."""
-    records = round(sum(rule.divisor(size) for size in sizes))
+def protocol(stream: Stream, config: Config, sizes: Sequence[int], multipliers: Any, shuffle: Shuffle) -> PVec:
+    """P_vec with the fewest coins that give the planned multiplier, also when the smallest silos take part."""
+    sent = sorted(stream.batch.divisor(size) for size in sizes)
+    records = round(sum(sent[: config.algorithm.participation or len(sizes)]))
     needed = 0.0 if multipliers is None else float(np.max(np.asarray(multipliers)))
     target = (2 * needed * sensitivity(shuffle.levels, shuffle.parameters)) ** 2
     per_record = max(2, 2 * int(np.ceil(max(target, 2000) / records / 2)))
     while gaussian_multiplier(per_record * records, shuffle.levels, shuffle.parameters) < needed:
         per_record += max(2, 2 * (per_record // 20_000))
+    if multipliers is not None:
+        check_tail(stream, config, per_record * records, shuffle)
     return PVec(shuffle.levels, per_record, records)
+
+
+def check_tail(stream: Stream, config: Config, coins: int, shuffle: Shuffle) -> None:
+    """The coins are no worse than a Gaussian but for a far tail, which must not matter beside delta."""
+    lost = dominating_gaussian(coins, sensitivity(shuffle.levels, shuffle.parameters)).lost
+    if lost * stream.count * shuffle.parameters > 1e-6 * config.privacy.delta:
+        raise ConfigError(
+            f"privacy.epsilon = {config.privacy.epsilon}: too large for pvec's few coins at delta "
+            f"{config.privacy.delta:g}; use algorithm.randomizer = 'duchi'"
+        )

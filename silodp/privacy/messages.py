@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import ClassVar
 
 import numpy as np
@@ -22,11 +23,12 @@ class Messages(Sampling):
     """A record's messages over all rounds, `round` saying what hides them in one round.
 
     `round.together` messages of a record are computed on the same batch: they are composed first and then sampled. In
-    a one-pass run a record sends in one round only.
+    a one-pass run a record sends in one round only. `first` hides the one message of a first round of its own.
     """
 
     round: Shuffled
     once: bool = False
+    first: Shuffled | None = None
 
     has_pld: ClassVar[bool] = True
 
@@ -40,22 +42,29 @@ class Messages(Sampling):
         return self.round.rate / math.sqrt(self.round.messages)
 
     def loss_scale(self, multiplier: float) -> float:
-        return _losses(self._single(), _eps0(multiplier)).scale
+        parts = [self._single()] if self.first is None else [self._single(), self.first]
+        return min(_losses(part, _eps0(multiplier)).scale for part in parts)
 
     def pld(self, multiplier: float, count: int, interval: float) -> PrivacyLossDistribution:
         eps0, uses = _eps0(multiplier), min(count, self.round.together) if self.once else count
         if 1 / multiplier > LARGEST_EPS0:
-            return PrivacyLossDistribution(DensePLDPmf(interval, 0, np.zeros(1), 1.0, True))
-        rounds, rest = divmod(uses, self.round.together)
-        parts = [(self.round, rounds), (self._single(), rest)]
+            # Nothing is promised; a law without any finite part could not be composed.
+            return PrivacyLossDistribution(DensePLDPmf(interval, 0, np.array([1e-9]), 1 - 1e-9, True))
+        first = [] if self.first is None else [(self.first, 1)]
+        rounds, rest = divmod(uses - len(first), self.round.together)
+        parts = [(self.round, rounds), (self._single(), rest), *first]
         composed = [_losses(part, eps0).pld(interval).self_compose(n) for part, n in parts if n]
-        return composed[0] if len(composed) == 1 else composed[0].compose(composed[1])
+        return reduce(lambda one, other: one.compose(other), composed)
 
     def without_other_silos(self) -> Messages:
-        return replace(self, round=self.round.without_other_silos())
+        return self._changed(Shuffled.without_other_silos)
 
     def without_shuffler(self) -> Messages:
-        return replace(self, round=self.round.without_shuffler())
+        return self._changed(Shuffled.without_shuffler)
+
+    def _changed(self, change: Callable[[Shuffled], Shuffled]) -> Messages:
+        first = None if self.first is None else change(self.first)
+        return replace(self, round=change(self.round), first=first)
 
     def _single(self) -> Shuffled:
         return replace(self.round, together=1)

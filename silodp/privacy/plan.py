@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from silodp.core import Algorithm, Stream
+from silodp.core import FIRST, Algorithm, Stream
 from silodp.privacy import accountant
 from silodp.privacy.binomial import sensitivity
 from silodp.privacy.events import Disjoint, Full, Masked, Releases, Sampling, Spent
 from silodp.privacy.messages import Messages
 from silodp.privacy.shuffled import Shuffled
+from silodp.sampling import BatchRule
 from silodp.shuffle.randomizers import Duchi, PrivUnitG
 
 VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
@@ -108,7 +109,7 @@ class Plan:
     def _shuffled_std(self, stream: str) -> float:
         shuffle, multiplier = self.federates.shuffle, self.multipliers[stream][0]
         assert shuffle is not None
-        sent = sum(divisors(self.streams, self.federates, "value"))
+        sent = sum(divisors(self.streams, self.federates, "value" if stream == MESSAGE else stream))
         if shuffle.randomizer == "pvec":
             return multiplier * sensitivity(shuffle.levels, shuffle.parameters) * 2 / shuffle.levels / sent
         device = (Duchi if shuffle.randomizer == "duchi" else PrivUnitG)(1 / multiplier)
@@ -135,17 +136,18 @@ def silo_multipliers(releases: list[Releases], target: Target, shares: Mapping[s
     used = [release for release in releases if release.count]
     unused = {release.stream: math.inf for release in releases if not release.count}
     if target.multipliers is not None:
-        return given_multipliers(used, target.multipliers) | unused
+        return given_multipliers(releases, target.multipliers) | unused
     if target.gdp is not None:
         return accountant.calibrate_gdp(used, target.gdp, shares) | unused
     assert target.epsilon is not None
     return accountant.calibrate(used, target.epsilon, target.delta, shares) | unused
 
 
-def given_multipliers(used: list[Releases], given: Mapping[str, float]) -> dict[str, float]:
-    streams = [release.stream for release in used]
+def given_multipliers(releases: list[Releases], given: Mapping[str, float]) -> dict[str, float]:
+    declared = [release.stream for release in releases]
+    streams = [release.stream for release in releases if release.count]
     for name in given:
-        if name not in streams:
+        if name not in declared:
             raise ValueError(f"privacy.multipliers.{name}: no such stream; this run releases {', '.join(streams)}")
     for name in streams:
         if name not in given:
@@ -185,7 +187,8 @@ def shared(
         return tuple(own.tolist())
     alike = federates.trust == "shuffled" or not federates.everyone
     relative = np.ones(len(own)) if alike else moves(federates, streams, name)
-    return (float(np.max(own * relative)),) * len(own)
+    used = np.isfinite(own)  # a silo that never uses the stream asks for nothing
+    return (float(np.max((own * relative)[used])) if used.any() else math.inf,) * len(own)
 
 
 def moves(federates: Federates, streams: tuple[tuple[Stream, ...], ...], name: str) -> np.ndarray:
@@ -218,8 +221,19 @@ def sampling_of(stream: Stream, silo: int, federates: Federates) -> Sampling:
 
 def shuffled(streams: Sequence[Stream], silo: int, federates: Federates, shuffle: Shuffle) -> list[Releases]:
     """Everything a record sends through the shuffler is one stream; local steps are the silo's own."""
-    sent = [stream for stream in streams if stream.name != LOCAL]
-    rule, size = sent[0].batch, federates.sizes[silo]
+    sent = [stream for stream in streams if stream.name not in (LOCAL, FIRST)]
+    first = next((stream for stream in streams if stream.name == FIRST and stream.count), None)
+    together = max(1, sum(stream.count > 0 for stream in sent))
+    hiding, once = hidden(sent[0].batch, silo, federates, shuffle, together)
+    alone = None if first is None else hidden(first.batch, silo, federates, shuffle, 1)[0]
+    count = sum(stream.count for stream in sent) + (first is not None)
+    messages = Releases(MESSAGE, count, Messages(hiding, once, alone))
+    return [messages] + [Releases(s.name, s.count, sampling_of(s, silo, federates)) for s in streams if s.name == LOCAL]
+
+
+def hidden(rule: BatchRule, silo: int, federates: Federates, shuffle: Shuffle, together: int) -> tuple[Shuffled, bool]:
+    """What hides this silo's record in a round of such batches, and whether it is in one of them only."""
+    size = federates.sizes[silo]
     participants = federates.participation or len(federates.sizes)
     others = sorted(rule.divisor(n) for i, n in enumerate(federates.sizes) if i != silo)[: participants - 1]
     own, once = round(rule.divisor(size)), isinstance(rule.sampling(size), Disjoint)
@@ -229,10 +243,9 @@ def shuffled(streams: Sequence[Stream], silo: int, federates: Federates, shuffle
         randomizer="duchi" if shuffle.randomizer == "duchi" else "privunit",
         dimension=shuffle.parameters,
         rate=1.0 if once else own / size,
-        together=max(1, sum(stream.count > 0 for stream in sent)),
+        together=together,
     )
-    messages = Releases(MESSAGE, sum(stream.count for stream in sent), Messages(hiding, once))
-    return [messages] + [Releases(s.name, s.count, sampling_of(s, silo, federates)) for s in streams if s.name == LOCAL]
+    return hiding, once
 
 
 def divisors(streams: tuple[tuple[Stream, ...], ...], federates: Federates, name: str) -> list[float]:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from silodp.config import AlgorithmConfig
+from silodp.config import AlgorithmConfig, ConfigError
 from silodp.privacy import paper
 from silodp.privacy.accountant import gaussian
 from silodp.privacy.paper import Printed
+from silodp.privacy.shuffled import paper_eps0
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,14 @@ class Case:
         return self.options.batch or self.records
 
 
+class Inadmissible(ConfigError):
+    """The paper's own conditions exclude every noise level here."""
+
+    def __init__(self, reasons: tuple[str, ...]):
+        super().__init__(f"privacy.calibration = 'paper': no eps0 is admissible: {'; '.join(reasons)}")
+        self.reasons = reasons
+
+
 def _lowy(printed: Printed, case: Case, uses: int) -> dict[str, float]:
     """The formula fixes the noise's std whatever the batch; our multiplier is relative to 2*clip/batch."""
     scale = case.batch / paper.lowy_batch(case.epsilon, uses, case.records)
@@ -40,6 +49,11 @@ def _diff2(case: Case) -> dict[str, float]:
 
 def _bvr(case: Case) -> dict[str, float]:
     o = case.options
+    rate = (o.batch_local or case.records) / case.records
+    if rate > 0.05 and rate < 1:
+        raise ValueError(
+            f"calibration = 'paper': Lemma B.7 says nothing for a sampling rate of {rate:.3g} (above 1/20)"
+        )
     printed = paper.bvr(
         case.epsilon, case.delta, o.rounds, o.restart or 1, o.local_steps or 1, o.batch_local or case.records,
         case.records, case.silos,
@@ -73,7 +87,21 @@ def _mu2(case: Case) -> dict[str, float]:
     return _multipliers(paper.mu2(rho, case.delta, case.options.rounds))
 
 
-FORMULAS: dict[str, tuple[str, Callable[[Case], dict[str, float]]]] = {
+def _psgm(case: Case) -> dict[str, float]:
+    o = case.options
+    first = o.batch_first or case.batch
+    answer = paper_eps0(case.epsilon, case.delta, case.silos, case.records, o.rounds, first, case.batch)
+    reasons = answer.reasons
+    if (o.local_steps or 1) > 1:
+        reasons += ("Thm 4.1 gives the noise of local steps only up to a constant",)
+    if answer.eps0 is None or reasons:
+        raise Inadmissible(reasons)
+    return {"message": 1 / answer.eps0}
+
+
+Formula = tuple[str, Callable[[Case], dict[str, float]]]
+
+FORMULAS: dict[str, Formula] = {
     "dp-gd": ("DIFF2, Prop. 4.1 with restart 1", _diff2),
     "diff2-gd": ("DIFF2, Prop. 4.1", _diff2),
     "diff2-bvr-l-sgd": ("DIFF2, Prop. E.2", _bvr),
@@ -112,6 +140,13 @@ FORMULAS: dict[str, tuple[str, Callable[[Case], dict[str, float]]]] = {
     ),
     "mu2": ("mu2, Thm 5.1 and 6.1", _mu2),
 }
+PSGM: Formula = ("PSGM, Thm 4.1 and Lemma A.9", _psgm)
+SHUFFLED: dict[str, Formula] = {"mb-psgm": PSGM, "mb-psgm-fg": PSGM, "ce-psgm": PSGM, "ce-psgm-fg": PSGM}
+
+
+def formula_of(name: str, trust: str) -> Formula | None:
+    """What the paper prints for this algorithm: Gaussian noise, or the level of shuffled messages."""
+    return (SHUFFLED if trust == "shuffled" else FORMULAS).get(name)
 
 
 def _multipliers(printed: Printed) -> dict[str, float]:

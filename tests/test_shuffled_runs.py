@@ -1,0 +1,221 @@
+"""The shuffle model end to end: accounts with the known figures, certificates, refusals, runs and their tuner."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from silodp import sweep
+from silodp.account import account, draw_curves
+from silodp.config import AlgorithmConfig, Config, ConfigError, parse_config
+from silodp.data import FederatedData, SiloData
+from silodp.privacy.printed import Case, formula_of
+from silodp.privacy.shuffled import Shuffled, calibrate_eps0, epsilon
+from silodp.run import sweep as machinery
+from silodp.run.runner import run
+from silodp.run.sweep import with_values
+from silodp.tuning import NOT_PRIVATE, keeps_rising, search_step_size
+from tests.cases import case
+
+SILOS, RECORDS, ROUNDS = 10, 1651, 500  # the paper's experiment
+
+
+def paper_setting(target: float, name: str = "mb-psgm-fg", **options: Any) -> Config:
+    return parse_config(
+        {
+            "data": {"silos": SILOS, "records": RECORDS},
+            "model": {"parameters": 101},
+            "privacy": {"trust": "shuffled", "epsilon": target},
+            "algorithm": {"name": name, "rounds": ROUNDS} | options,
+        }
+    )
+
+
+def messages(config: Config) -> dict[str, Any]:
+    return account(config)["silos"][0]["releases"][0]
+
+
+@pytest.mark.parametrize(
+    ("target", "fused", "golden"), [(0.4, False, 0.4251), (1.6, False, 1.2538), (0.4, True, 0.580), (1.6, True, 1.635)]
+)
+def test_golden_levels_of_the_papers_experiment(target, fused, golden):
+    release = messages(paper_setting(target, fused=fused))
+    assert release["eps0"] == pytest.approx(golden, rel=5e-3)
+    assert release["count"] == (ROUNDS if fused else 2 * ROUNDS - 1)
+    assert messages(paper_setting(target, "mb-psgm", fused=fused)) == release  # without a batch it is the same
+
+
+def test_golden_noise_of_pvec():
+    release = messages(paper_setting(0.8, "dp-gd", randomizer="pvec", grid=200))
+    of_the_sum = release["std_over_clip"] * SILOS * RECORDS
+    assert of_the_sum == pytest.approx(225.05, rel=5e-3)
+    assert of_the_sum < 245
+
+
+def test_the_messages_of_a_sampled_record_are_accounted_as_one_pair():
+    batch, target, delta = 165, 1.6, 1e-5
+    once = Shuffled(SILOS * batch, batch, rate=batch / RECORDS)
+    pair = Shuffled(SILOS * batch, batch, rate=batch / RECORDS, together=2)
+    expected = calibrate_eps0(target, delta, [(pair, ROUNDS - 1), (once, 1)])
+    planned = messages(paper_setting(target, "mb-psgm", batch=batch, sampling="fixed"))["eps0"]
+    assert planned == pytest.approx(expected, rel=1e-3)
+    assert planned < 0.99 * calibrate_eps0(target, delta, [(once, 2 * ROUNDS - 1)])
+
+
+def test_a_first_batch_of_its_own_is_accounted_with_its_own_rate():
+    batch, first, target, delta = 20, 1500, 1.6, 1e-5
+    options: dict[str, Any] = {"name": "mb-psgm", "batch": batch, "sampling": "fixed", "batch_first": first}
+    planned = account(paper_setting(target, **options))["silos"][0]
+    assert [r["count"] for r in planned["releases"]] == [2 * ROUNDS - 1]
+    eps0 = planned["releases"][0]["eps0"]
+    later = (Shuffled(SILOS * batch, batch, rate=batch / RECORDS, together=2), ROUNDS - 1)
+    own = (Shuffled(SILOS * first, first, rate=first / RECORDS), 1)
+    assert epsilon([later, own], eps0, delta) == pytest.approx(target, rel=2e-3)
+    assert epsilon([later], eps0, delta) < 0.995 * target  # the first round is not forgotten
+    assert planned["epsilon"] <= target * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("target", [1.6, 4.0])
+def test_privunit_has_less_noise_than_duchi_above_level_one(target):
+    duchi, privunit = (messages(paper_setting(target, randomizer=name)) for name in ("duchi", "privunit"))
+    assert duchi["eps0"] > 1 and privunit["eps0"] > 1
+    assert privunit["std_over_clip"] < 0.92 * duchi["std_over_clip"]
+
+
+def test_the_papers_conditions_admit_no_level_and_say_why(tmp_path):
+    config = paper_setting(1.6)
+    paper = account(config)["paper"]
+    assert (paper["admissible"], paper["true_epsilon"], paper["claimed_epsilon"]) == (False, None, 1.6)
+    assert any("sampling rate 1 is above 0.1" in reason for reason in paper["reasons"])
+    assert any("eps0 <= -11.4" in reason for reason in paper["reasons"])
+    with pytest.raises(ConfigError, match=r"no eps0 is admissible.*Lemma A.8 needs eps0 >= 1"):
+        account(with_values(config, {"privacy.calibration": "paper"}))
+    draw_curves(config, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 0
+
+
+def test_where_the_papers_conditions_hold_its_level_is_taken_unless_local_steps_need_noise():
+    formula = formula_of("ce-psgm", "shuffled")
+    assert formula is not None
+
+    def printed(local_steps: int) -> dict[str, float]:
+        options = AlgorithmConfig(name="ce-psgm", rounds=2, batch=10_000, sampling="fixed", local_steps=local_steps)
+        return formula[1](Case(options, 1.0, 1e-5, 1_000_000, 100, None))
+
+    order = 1 + 2 * np.log(1e5)  # Lemma A.9's bound on it is the narrowest condition here
+    assert 1 / printed(1)["message"] == pytest.approx(np.log(1e6 * np.log(100) / (4 * 1536 * order)))
+    with pytest.raises(ConfigError, match="only up to a constant"):
+        printed(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weights": "equal"}, "every message counts alike"),
+        ({"batch": 8, "sampling": "poisson", "weights": "equal"}, "agreed number of messages"),
+        ({"batch_first": 8}, "every message counts alike"),  # full batches differ in size, first ones do not
+        ({"name": "mb-psgm-fg", "batch": 8, "weights": "equal"}, "uses all records"),
+        ({"name": "mb-psgm-fg", "batch_first": 8}, "does not use it"),
+        ({"local_steps": 2}, "does not use it"),
+        ({"batch": 8, "batch_first": 30, "weights": "equal", "sampling": "fixed"}, "exceeds the 25 records"),
+    ],
+)
+def test_refusals(data, options, words, tmp_path):
+    name = options.get("name", "mb-psgm")
+    with pytest.raises(ConfigError, match=words):
+        config = with_values(case(name, "shuffled"), {f"algorithm.{key}": value for key, value in options.items()})
+        run(config, data=data, out=tmp_path / "run")
+
+
+# Runs.
+
+
+def trained(config: Config, data: FederatedData, out: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    finished = run(config, data=data, out=out)
+    flat = np.asarray(ravel_pytree(finished.params)[0])
+    return flat, json.loads((out / "certificate.json").read_text())
+
+
+def test_one_local_step_is_the_minibatch_method_and_the_certificate_has_three_levels(data, tmp_path):
+    local = case("ce-psgm", "shuffled", local_steps=1, clip_local=None, batch_local=None)
+    one, _ = trained(local, data, tmp_path / "ce")
+    other, certificate = trained(case("mb-psgm", "shuffled"), data, tmp_path / "mb")
+    np.testing.assert_array_equal(one, other)
+    assert np.all(np.isfinite(one)) and np.any(one != 0)
+    for silo in certificate["silos"]:
+        left = silo["collusion"]
+        assert silo["epsilon"] < left["other_silos_collude"] < left["shuffler_colludes"]
+    assert max(silo["epsilon"] for silo in certificate["silos"]) == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(("trust", "fused"), [("shuffled", False), ("untrusted", True)])
+def test_a_first_batch_is_released_once_and_settled(data, trust, fused, tmp_path):
+    options: dict[str, Any] = {"batch": 4, "sampling": "fixed", "batch_first": 20, "weights": "equal", "fused": fused}
+    _, certificate = trained(case("mb-psgm", trust, **options), data, tmp_path / "run")
+    counts = {release["stream"]: release["count"] for release in certificate["silos"][0]["releases"]}
+    assert counts == ({"message": 11} if trust == "shuffled" else {"value": 5, "first": 1})
+
+
+def test_a_sweep_over_epsilon_is_one_program_with_the_noise_of_each(data, monkeypatch, tmp_path):
+    programs = []
+    original = machinery.compile_run
+    monkeypatch.setattr(machinery, "compile_run", lambda *a, **k: programs.append(1) or original(*a, **k))
+    base = case("mb-psgm", "shuffled")
+    tree = base.model_dump(exclude_unset=True) | {"sweep": {"grid": {"privacy.epsilon": [1.0, 4.0, 16.0]}}}
+    outcomes = sweep(parse_config(tree), data=data)
+    assert len(programs) == 1
+    assert [o.epsilon for o in outcomes] == pytest.approx([1.0, 4.0, 16.0], rel=1e-3)
+    moved = [float(np.linalg.norm(o.x)) for o in outcomes]
+    assert moved[0] > moved[1] > moved[2]  # less privacy, less noise
+    single, _ = trained(base, data, tmp_path / "single")
+    np.testing.assert_allclose(outcomes[1].x, single, rtol=1e-4, atol=1e-5)
+
+
+# The tuner.
+
+
+@pytest.mark.parametrize(
+    ("losses", "rises"),
+    [([1, 2, 4], False), ([1, 2, 4, 8], True), ([1, 2, 4, 4.1], False), ([9, 1, 2, 4, 8], True),
+     ([1, 1.04, 1.08, 1.12], False), ([1, np.nan], True), ([1, np.inf], True), ([1], False)],
+)  # fmt: skip
+def test_three_rises_in_a_row_are_too_many(losses, rises):
+    assert keeps_rising(losses, 3, 1.05) == rises
+
+
+def steep_data() -> FederatedData:
+    """A quadratic whose descent diverges above a step of about 2 / 25."""
+    rng = np.random.default_rng(0)
+
+    def silo(i: int) -> SiloData:
+        x = 5 * rng.choice([-1.0, 1.0], (30, 3)).astype(np.float32)
+        return SiloData(f"silo {i}", x, x @ np.ones(3, np.float32))
+
+    return FederatedData("steep", (silo(0), silo(1)), None, "regression", (), ())
+
+
+def test_the_search_takes_the_first_step_size_that_does_not_diverge(data):
+    config = parse_config({"model": {"kind": "linear"}, "algorithm": {"name": "gd", "rounds": 12}})
+    steps, found = search_step_size(config, data=steep_data(), every=2)
+    assert found.tried == [0.5 / 2**k for k in range(len(found.tried))]
+    assert steps == found.tried[-1] and len(found.tried) > 2
+    assert found.selection == NOT_PRIVATE == "not private: selected on private data"
+    grid = {"algorithm.step_size": [steps, 2 * steps]}
+    base = with_values(config, {"run.every": 2}).model_dump(exclude_unset=True)
+    good, bad = sweep(parse_config(base | {"sweep": {"grid": grid}}), data=steep_data())
+    assert [row["round"] for row in found.history] == [row["round"] for row in good.history]
+    np.testing.assert_allclose(found.x, good.x, rtol=1e-4)
+    assert found.history[-1]["objective"] < found.history[0]["objective"]
+    losses = [row["objective"] for row in bad.history]
+    assert any(keeps_rising(losses[: t + 1], 3, 1.05) for t in range(len(losses)))
+
+
+def test_a_search_that_finds_nothing_says_so(monkeypatch):
+    monkeypatch.setattr("silodp.tuning.HALVINGS", 1)
+    config = parse_config({"model": {"kind": "linear"}, "algorithm": {"name": "gd", "rounds": 12}})
+    with pytest.raises(ConfigError, match="rises with every step size"):
+        search_step_size(config, data=steep_data(), start=64.0, every=2)
