@@ -40,7 +40,7 @@ from silodp.shuffle.shuffler import Shuffler, Terms
 SIZES = (16, 16)
 DIMENSION, CLIP = 4, 1.0
 TRIALS = 20_000  # batches for either of the two records
-POSITIONS = 1_000  # of them through a shuffler
+POSITIONS = 400  # of them through a shuffler
 DIRECTION = np.eye(DIMENSION)[0]
 
 Batches = Float[np.ndarray, "t n d"]
