@@ -1,10 +1,9 @@
 # `make demo` and `make test` do all the set-up themselves: .venv, pinned by constraints.txt.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
-BENCH_READY := .bench-venv/.ready
 
-# Tests and the reproduction use the real datasets when they lie beside the project.
+# Tests use the real datasets when they lie beside the project.
 ifneq ($(wildcard ../shared/data),)
 export SILODP_DATA ?= $(abspath ../shared/data)
 endif
@@ -29,10 +28,10 @@ bench: $(READY)
 	$(BIN)/python bench/engines.py
 
 $(READY): pyproject.toml constraints.txt
-	command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed (set PYTHON=...)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed (set PYTHON=...)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf .venv .bench-venv
+	rm -rf .venv

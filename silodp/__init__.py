@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from silodp.config import Config, ConfigError
     from silodp.data import FederatedData, load_data
     from silodp.models import Model, build_model, from_loss
-    from silodp.run.runner import Run, resume, run
+    from silodp.run.directory import load_model
+    from silodp.run.runner import Run, resume, train
     from silodp.run.sweep import sweep
 
 # Loaded on first use: a shuffler process or `silodp --help` needs no JAX.
@@ -20,9 +21,10 @@ _HOMES = {
     "build_model": "silodp.models",
     "from_loss": "silodp.models",
     "load_data": "silodp.data",
+    "load_model": "silodp.run.directory",
     "resume": "silodp.run.runner",
-    "run": "silodp.run.runner",
     "sweep": "silodp.run.sweep",
+    "train": "silodp.run.runner",
 }
 
 __all__ = [
@@ -34,9 +36,10 @@ __all__ = [
     "build_model",
     "from_loss",
     "load_data",
+    "load_model",
     "resume",
-    "run",
     "sweep",
+    "train",
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from silodp.algorithms.theory import choose, with_options
-from silodp.config import Config, ConfigError, parse_config
+from silodp.config import Config, ConfigError, DataConfig, parse_config
 from silodp.planning import claim_of, plan_of, within_budget
 from silodp.plots import curve_figure
 from silodp.privacy import accountant
@@ -57,15 +57,22 @@ def planned(config: Config, calibration: str | None = None) -> Plan:
 def sizes_of(config: Config) -> tuple[int, ...]:
     """Sizes from the config; from the data only when the config names some and gives no sizes."""
     data = config.data
-    if data.sizes is not None:
-        return tuple(data.sizes)
-    if data.silos is not None and data.records is not None:
-        return (data.records,) * data.silos
+    if data.sizes is not None or (data.silos is not None and data.records is not None):
+        return given_sizes(data)
     if data.source is None:
         raise ConfigError("data.silos and data.records are missing: give both, or data.sizes")
     from silodp.run.runner import read_data
 
     return read_data(config).sizes
+
+
+def given_sizes(data: DataConfig) -> tuple[int, ...]:
+    if data.sizes is not None and data.records is not None:
+        raise ConfigError(f"data.records = {data.records}: data.sizes says it already; leave one of them out")
+    sizes = tuple(data.sizes) if data.sizes is not None else ((data.records or 0),) * (data.silos or 0)
+    if not sizes or min(sizes) < 2:
+        raise ConfigError(f"data.sizes = {list(sizes)}: every silo needs at least 2 records")
+    return sizes
 
 
 def with_placeholders(config: Config) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,8 +98,9 @@ def checked_algorithm(config: Config, sizes: Sequence[int], names: Sequence[str]
             "in every round; leave it out"
         )
     try:
-        algorithm = build_algorithm(options, len(sizes), config.privacy.trust)
-        for i, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        algorithm = build_algorithm(options, len(sizes), config.privacy)
+        # The smallest silo first: what it allows, all do.
+        for i, (name, size) in sorted(enumerate(zip(names, sizes, strict=True)), key=lambda silo: silo[1][1]):
             for stream in algorithm.releases(i, tuple(sizes), range(options.rounds)):
                 stream.batch.check(name, size)
     except ValueError as error:
@@ -124,11 +126,14 @@ def schedule_of(config: Config, silos: int) -> tuple[tuple[int, ...], ...] | Non
 def model_of(options: ModelConfig, facts: Facts) -> Model:
     if ":" in options.kind:
         module, _, function = options.kind.partition(":")
+        if "" not in sys.path:
+            sys.path.insert(0, "")  # a model beside the config, as `python -m` would find it
         try:
-            build = getattr(importlib.import_module(module), function)
+            built = getattr(importlib.import_module(module), function)(facts)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"model.kind = {options.kind!r}: cannot be imported ({error})") from None
-        built = build(facts)
+        except TypeError as error:
+            raise ConfigError(f"model.kind = {options.kind!r}: must be a function of the facts ({error})") from None
         if not isinstance(built, Model):
             raise ConfigError(f"model.kind = {options.kind!r}: gave a {type(built).__name__}; must give a silodp.Model")
         return built

@@ -1,4 +1,4 @@
-"""The command line: demo, run, sweep, resume, show, list."""
+"""The command line: demo, run, sweep, resume, show, list, account, audit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Train as CONFIG.toml says and write a run directory."""
     from silodp.run.progress import bars
     from silodp.run.runner import read_data, source_name
-    from silodp.run.runner import run as execute
+    from silodp.run.runner import train as execute
 
     with refusals():
         parsed = load_config(config, set)

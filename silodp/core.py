@@ -166,7 +166,7 @@ class Silo:
     ) -> RecordMean:
         """The clipped mean of sum_k c_k grad f(x_k; z) over a batch (drawn here when a rule is given)."""
         rule = Full() if batch is None else batch
-        drawn = rule if isinstance(rule, Batch) else rule.draw(self, stream, step)
+        drawn = rule if isinstance(rule, Batch) else rule.draw(self, self.channel.batch_name(stream), step)
         self.account = self.account.work(len(points) * drawn.divisor)
         return RecordMean(self.objective, drawn, tuple(points), tuple(coefficients), clip, stream)
 
@@ -252,6 +252,11 @@ class Algorithm(eqx.Module):
     def remember(self, silo: Silo, x0: Vector) -> PyTree:
         """What a silo keeps for itself between rounds; it never leaves it."""
         return ()
+
+    @property
+    def together(self) -> int:
+        """Streams that are released in the same round; a shuffled channel takes them from one batch."""
+        return 1
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         """What the run releases about one silo's records when the silo takes part in these rounds."""

@@ -12,7 +12,7 @@ from silodp.config import Config, parse_config
 from silodp.plots import curve_figure, history_figure
 from silodp.run.directory import free_path
 from silodp.run.progress import bars
-from silodp.run.runner import Run, read_data, run
+from silodp.run.runner import Run, read_data, train
 
 EPSILONS: tuple[float | None, ...] = (1.0, 3.0, 10.0, None)
 HONESTY = (
@@ -25,7 +25,10 @@ TRUST = "Each silo adds its own noise: the guarantee holds even if the server an
 
 
 def demo_config(epsilon: float | None) -> Config:
-    """One setting for every epsilon. Few rounds: each of them costs privacy, and 114 records a silo are few."""
+    """One setting for every epsilon, without clips where there is no privacy.
+
+    Few rounds: each of them costs privacy, and 114 records a silo are few.
+    """
     privacy: dict[str, Any] = {"trust": "untrusted", "delta": 1e-4}
     return parse_config(
         {
@@ -38,14 +41,8 @@ def demo_config(epsilon: float | None) -> Config:
             },
             "model": {"kind": "logistic", "initial": "zeros"},
             "privacy": privacy | ({} if epsilon is None else {"epsilon": epsilon}),
-            "algorithm": {
-                "name": "spider",
-                "rounds": 12,
-                "step_size": 3.0,
-                "clip": 0.5,
-                "clip_difference": 0.1,
-                "restart": 12,
-            },
+            "algorithm": {"name": "spider", "rounds": 12, "step_size": 3.0, "restart": 12}
+            | ({} if epsilon is None else {"clip": 0.5, "clip_difference": 0.1}),
             "run": {"every": 1},
         }
     )
@@ -59,7 +56,7 @@ def run_demo(out: Path, console: Console) -> list[Run]:
     for epsilon in EPSILONS:
         name = "non-private" if epsilon is None else f"epsilon-{epsilon:g}"
         console.print(f"[bold]{name}[/bold]", highlight=False)
-        runs.append(run(demo_config(epsilon), data=data, out=base / name, progress=bars(console)))
+        runs.append(train(demo_config(epsilon), data=data, out=base / name, progress=bars(console)))
     draw(base, runs)
     console.print(table_of(runs))
     for line in (TRUST, HONESTY, f"figures, models and certificates in {base}"):

@@ -10,7 +10,7 @@ engine takes them. Parameters are a dictionary of layers, each {"weight": ..., "
 | logistic | w.a + b | log(1 + exp(-label * score)) [+ regulariser * sum x^2/(1+x^2)]; label -1/+1 or 0/1 | accuracy |
 | softmax | W a + b | cross-entropy; target a class number | accuracy |
 | mlp | hidden layers of `activation` | squared or cross-entropy | mse or accuracy |
-| cnn | LeNet as in PyTorch's CIFAR-10 tutorial, relu, images (channels, height, width) | cross-entropy | accuracy |
+| cnn | LeNet as in PyTorch's CIFAR-10 tutorial, relu, images, channels first or last | cross-entropy | accuracy |
 
 Regularisers run over all parameters, biases included, and are part of every record's loss, hence of what is clipped.
 """
@@ -243,14 +243,20 @@ def _dense_scores(activation: Callable[[Array], Array], depth: int, params: Para
     return h[0] if h.shape == (1,) else h
 
 
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    """Images as most files hold them: (height, width, 1 or 3)."""
+    return len(shape) == 3 and shape[-1] in (1, 3) and shape[0] not in (1, 3)
+
+
 def _cnn_shapes(shape: tuple[int, ...], outputs: int) -> Shapes:
     if len(shape) != 3:
-        raise ValueError(f"inputs: {shape} is not an image shape; a cnn needs (channels, height, width)")
-    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+        raise ValueError(f"kind: 'cnn' needs images of shape (channels, height, width), the records have {shape}")
+    channels, *sides = (shape[2], *shape[:2]) if _channels_last(shape) else shape
+    height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
     if min(height, width) < 1:
-        raise ValueError(f"inputs: images of {shape[1:]} are too small for a cnn; at least 16 x 16 is needed")
+        raise ValueError(f"kind: 'cnn' needs images of at least 16 x 16, the records have {tuple(sides)}")
     return {
-        "conv1": (6, shape[0], 5, 5),
+        "conv1": (6, channels, 5, 5),
         "conv2": (16, 6, 5, 5),
         "dense1": (120, 16 * height * width),
         "dense2": (84, 120),
@@ -260,6 +266,7 @@ def _cnn_shapes(shape: tuple[int, ...], outputs: int) -> Shapes:
 
 def _cnn_scores(shape: tuple[int, ...], params: Params, features: Array) -> Array:
     h = features.reshape(shape)
+    h = jnp.moveaxis(h, -1, 0) if _channels_last(shape) else h
     for name in ("conv1", "conv2"):
         h = max_pool(jax.nn.relu(conv2d(params[name]["weight"], params[name].get("bias"), h)))
     dense_layers = {name: layer for name, layer in params.items() if name.startswith("dense")}

@@ -31,6 +31,7 @@ def plan_of(
         schedule_of(config, len(sizes)),
         mask_of(config, parameters),
         shuffle_of(config, parameters),
+        algorithm.together,
     )
     target = Target(privacy.delta, privacy.epsilon, privacy.gdp, privacy.multipliers, privacy.split)
     try:

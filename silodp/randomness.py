@@ -103,6 +103,27 @@ class Scoped(eqx.Module):
         return self.source.bits(f"{self.scope}/{purpose}", shape, step)
 
 
+class SharedBatch(eqx.Module):
+    """A source whose batches of one name are drawn from a key of their own, fresh in every round: two questions of a
+    round then get the same records, which a source that never repeats itself could not give."""
+
+    source: Randomness
+    key: PRNGKeyArray
+    name: str = eqx.field(static=True)
+
+    def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        return self.source.normal(purpose, shape, step)
+
+    def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        return self._of(purpose).uniform(purpose, shape, step)
+
+    def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
+        return self._of(purpose).bits(purpose, shape, step)
+
+    def _of(self, purpose: str) -> Randomness:
+        return SeededRandomness(self.key) if purpose == self.name else self.source
+
+
 def _draw(source: Callable[[Shape], np.ndarray], shape: Shape, dtype: Any) -> Array:
     # Ordered: XLA may merge or move an unordered call, and then two draws could be one.
     return io_callback(lambda: source(shape), jax.ShapeDtypeStruct(shape, dtype), ordered=True)

@@ -297,3 +297,12 @@ def test_the_readmes_python_runs(hospitals):
         space: dict[str, Any] = {}
         exec(block, space)
         assert space["run"].history[-1]["test_accuracy"] > 0.8
+
+
+def test_the_public_functions_survive_the_package_of_the_same_name():
+    """`silodp.run` is a package: no public function may share its name."""
+    code = (
+        "import silodp, silodp.run.runner\n"
+        "assert all(callable(getattr(silodp, name)) for name in silodp.__all__), silodp.__all__\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

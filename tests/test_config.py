@@ -50,7 +50,7 @@ def refusal(*changes: str, tree: dict[str, Any] = GOOD, data: FederatedData | No
         ("algorithm.rounds=1.5", "algorithm.rounds = 1.5: must be a valid integer"),
         ("algorithm.clip=inf", "algorithm.clip = inf: must be a finite number greater than 0"),
         ("algorithm.step_size=-1", "algorithm.step_size = -1: must be a finite number greater than 0"),
-        ("algorithm.batch=1000", "algorithm.batch = 1000 exceeds the 40 records of silo 'silo 0'; give at most 40"),
+        ("algorithm.batch=1000", "algorithm.batch = 1000 exceeds the 25 records of silo 'silo 1'; give at most 25"),
         ("algorithm.participation=4", "algorithm.participation = 4 exceeds the 3 silos"),
         ("algorithm.momentum=0.5", "algorithm.momentum = 0.5: spider does not use it; leave it out"),
         ("algorithm.sampling=fixed", "algorithm: sampling = 'fixed' has no effect without a batch"),

@@ -130,8 +130,8 @@ def test_a_users_loss():
         ("kind", "logistic", {"inputs": 3, "outputs": 3}),
         ("kind", "softmax", {"inputs": 3, "outputs": 3, "task": "regression"}),
         ("inputs", "linear", {"inputs": 0}),
-        ("inputs", "cnn", {"inputs": 3072, "outputs": 10}),
-        ("inputs", "cnn", {"inputs": (3, 8, 8), "outputs": 10}),
+        ("kind", "cnn", {"inputs": 3072, "outputs": 10}),
+        ("kind", "cnn", {"inputs": (3, 8, 8), "outputs": 10}),
         ("outputs", "softmax", {"inputs": 3, "outputs": 1}),
         ("hidden", "mlp", {"inputs": 3}),
         ("hidden", "mlp", {"inputs": 3, "hidden": (4, 0)}),
@@ -151,3 +151,15 @@ def test_a_users_loss():
 def test_bad_options_are_named(field, kind, options):
     with pytest.raises(ValueError, match=f"^{field}:"):
         build_model(kind, **options)
+
+
+def test_a_cnn_takes_images_with_channels_first_or_last():
+    first = build_model("cnn", inputs=(3, 32, 32), outputs=10)
+    last = build_model("cnn", inputs=(32, 32, 3), outputs=10)
+    params = first.init(jax.random.key(0))
+    image = jax.random.normal(jax.random.key(1), (3, 32, 32))
+    target = jnp.int32(4)
+    expected = first.loss(params, (image, target))
+    np.testing.assert_allclose(last.loss(params, (jnp.moveaxis(image, 0, -1), target)), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="kind: 'cnn' needs images"):
+        build_model("cnn", inputs=(8, 8, 3), outputs=10)

@@ -16,7 +16,7 @@ from silodp.data import FederatedData, SiloData
 from silodp.privacy.printed import Case, formula_of
 from silodp.privacy.shuffled import Shuffled, calibrate_eps0, epsilon
 from silodp.run import sweep as machinery
-from silodp.run.runner import run
+from silodp.run.runner import train as run
 from silodp.run.sweep import with_values
 from silodp.tuning import NOT_PRIVATE, keeps_rising, search_step_size
 from tests.cases import case

@@ -11,7 +11,7 @@ import pytest
 from silodp import sweep
 from silodp.config import Config, ConfigError, parse_config
 from silodp.run import sweep as machinery
-from silodp.run.runner import run
+from silodp.run.runner import train as run
 from silodp.run.sweep import best_of, save_sweep, with_values
 
 GRID = {

@@ -15,7 +15,8 @@ from silodp.config import Config, ConfigError, parse_config, to_toml
 from silodp.planning import plan_of
 from silodp.privacy.gaussian import mu_of
 from silodp.run.directory import RunDirectory
-from silodp.run.runner import prepare, run
+from silodp.run.runner import prepare
+from silodp.run.runner import train as run
 from silodp.run.sweep import variant, with_values
 from tests.conftest import made_data
 

@@ -69,7 +69,7 @@ class RecursiveDifference(Algorithm):
         if self.clip_difference is None:
             return None
         scaled = self.clip_difference * distance(x, y)
-        return jnp.minimum(scaled, 2 * self.clip) if self.capped else scaled
+        return jnp.minimum(scaled, 2 * self.clip) if self.capped and self.clip is not None else scaled
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         values = sum(r % self.restart == 0 for r in rounds)

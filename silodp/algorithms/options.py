@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from silodp.algorithms.registry import Entry, find
-from silodp.config import AlgorithmConfig, ConfigError
+from silodp.config import AlgorithmConfig, ConfigError, PrivacyConfig
 from silodp.core import Algorithm
 from silodp.prox import Prox, build_prox
 from silodp.sampling import BatchRule, FixedSize, Full, build_rule
@@ -22,15 +22,17 @@ SHUFFLE = {"randomizer", "grid"}
 THEORY = {"theory", "gradient_bound", "smoothness", "heterogeneity", "pl_constant"}
 
 
-def build_algorithm(options: AlgorithmConfig, silos: int, trust: str = "untrusted") -> Algorithm:
+def build_algorithm(options: AlgorithmConfig, silos: int, privacy: PrivacyConfig) -> Algorithm:
     """The algorithm a config describes; a missing or unused option is named."""
     entry = find(options.name)
     fields = {f.name: f for f in dataclasses.fields(entry.build)}
     refuse_unused(options, entry, set(fields))
-    return entry.build(**{name: option(name, options, entry, f, silos, trust) for name, f in fields.items()})
+    return entry.build(**{name: option(name, options, entry, f, silos, privacy) for name, f in fields.items()})
 
 
-def option(name: str, options: AlgorithmConfig, entry: Entry, spec: dataclasses.Field, silos: int, trust: str) -> Any:
+def option(
+    name: str, options: AlgorithmConfig, entry: Entry, spec: dataclasses.Field, silos: int, privacy: PrivacyConfig
+) -> Any:
     if name in entry.fixed:
         return entry.fixed[name]
     if name == "silos":
@@ -38,14 +40,14 @@ def option(name: str, options: AlgorithmConfig, entry: Entry, spec: dataclasses.
     if name == "prox":
         return prox_of(options.prox)
     if name == "batch":
-        return batch_of(options, entry, trust)
+        return batch_of(options, entry, privacy.trust)
     if name == "batch_local":
         return Full() if options.batch_local is None else FixedSize(options.batch_local)
     if name == "batch_first":
         return None if options.batch_first is None else FixedSize(options.batch_first)
     value = getattr(options, name)
-    if value is None and not entry.private and name.startswith("clip"):
-        return None  # a method without privacy does not clip
+    if value is None and name.startswith("clip") and not (entry.private and privacy.private):
+        return None  # a run without privacy need not clip
     if value is None and spec.default is dataclasses.MISSING:
         raise ConfigError(f"algorithm.{name} is missing: {options.name} needs it")
     if value is None:

@@ -13,8 +13,8 @@ Optimization with Shuffled Model", Alg. 1; Thm 4.2, A.3), under any trust model.
 local_steps K = 1 is MB-PSGM: the first local difference is zero and nothing local is released. Full batches are the -FG
 variants. The paper takes the value at the point before x: an erratum. `fused` (ours) sends one vector a record,
 clip(grad f(x; z) - (1-rho) * grad f(y; z), C) with C = (1-rho) * clip_difference * |x-y| + rho * clip:
-one release a round instead of two. `batch_first` (B0) is a batch of round 0's own. Value and difference draw their
-batches independently; a shuffler's account takes them for one draw, which costs no less.
+one release a round instead of two. `batch_first` (B0) is a batch of round 0's own. Through a shuffler the two messages
+of a record come from one batch, as in the paper; on the Gaussian channels each stream draws its own.
 
 Formal guarantee: R releases `value` and R-1 releases `difference` (fused: R `value`), and for the silo that works K-1
 releases `local` in each of its rounds. With `batch_first` the value of round 0 is a stream of its own, `first`.
@@ -27,9 +27,8 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
 
-from silodp.core import FIRST, Algorithm, Answer, Federation, Public, Silo, Stream, Vector, norm
+from silodp.core import FIRST, Algorithm, Answer, Federation, Public, Silo, Stream, Vector, distance
 from silodp.sampling import BatchRule, Full
 
 
@@ -76,8 +75,7 @@ class MomentumDifference(Algorithm):
     def momentum_estimate(self, state: State, fed: Federation) -> Vector:
         x, y, keep = state.x, state.previous, 1 - self.momentum
         if self.fused:
-            rho = jnp.where(fed.round == 0, 1.0, self.momentum)
-            return (1 - rho) * state.v + fed.mean(self.fused_value, x, y, rho)
+            return (1 - self.share(fed.round)) * state.v + fed.mean(self.fused_value, x, y)
         fresh = fed.mean(self.value, x)
         return fed.cond(
             fed.round == 0,
@@ -94,21 +92,30 @@ class MomentumDifference(Algorithm):
     def difference(self, silo: Silo, x: Vector, y: Vector) -> Answer:
         return silo.mean([x, y], [1.0, -1.0], self.difference_clip(x, y), "difference", self.batch)
 
-    def fused_value(self, silo: Silo, x: Vector, y: Vector, rho: Array) -> Answer:
+    def share(self, round: Any) -> Any:
+        """rho: a fresh start in round 0, the momentum afterwards."""
+        return jnp.where(round == 0, 1.0, self.momentum)
+
+    def fused_value(self, silo: Silo, x: Vector, y: Vector) -> Answer:
+        rho = self.share(silo.round)
         clip = None if self.clip is None else (1 - rho) * self.difference_clip(x, y) + rho * self.clip
         return silo.mean([x, y], [1.0, rho - 1], clip, "value", self.batch)
 
     def difference_clip(self, x: Vector, y: Vector) -> Any:
-        return None if self.clip_difference is None else self.clip_difference * norm(x - y)
+        return None if self.clip_difference is None else self.clip_difference * distance(x, y)
 
     def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector) -> Public:
         def step(k: Any, carry: tuple[Vector, Vector, Vector]) -> tuple[Vector, Vector, Vector]:
             x, y, v = carry
-            clip = None if self.clip_local is None else self.clip_local * norm(x - y)
+            clip = None if self.clip_local is None else self.clip_local * distance(x, y)
             v = v + silo.privatise(silo.mean([x, y], [1.0, -1.0], clip, "local", self.batch_local, k), k)
             return self.prox(x - self.step_size * v, self.step_size), x, v
 
         return Public(silo.loop(self.local_steps - 1, step, (x, y, v))[0])
+
+    @property
+    def together(self) -> int:
+        return 1 if self.fused else 2
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         later = 0 if self.fused else sum(r > 0 for r in rounds)

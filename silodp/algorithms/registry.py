@@ -46,11 +46,14 @@ class Entry:
     cost: str = ""  # record gradients of a silo in a round
     bits: str = "32 d"  # that a silo sends in a round
 
-    def theorem(self, trust: str, prox: str, compressor: str | None) -> str | None:
-        """The theorem that covers this combination, or None: private all the same, but of unproved utility."""
+    def theorem(self, trust: str, prox: str, compressor: str | None, *, usual: bool = True) -> str | None:
+        """The theorem that covers this combination, or None: private all the same, but of unproved utility.
+
+        `usual`: the batches of the paper, silos that weigh alike and all take part.
+        """
         covers_prox = prox == "none" or self.any_prox
         covers_compression = (compressor is not None) == (self.compression in ("plain", "shifted"))
-        return self.proved.get(trust) if covers_prox and covers_compression else None
+        return self.proved.get(trust) if usual and covers_prox and covers_compression else None
 
 
 BOTH = ("trusted", "untrusted")

@@ -87,6 +87,10 @@ class Channel(eqx.Module):
         """The message that `receive` takes; ValueError when the arrays are not one."""
         raise NotImplementedError
 
+    def batch_name(self, stream: str) -> str:
+        """Whose batch a stream uses: here its own, drawn independently of every other."""
+        return stream
+
     def multiplier(self, stream: str, silo: Silo) -> Array | None:
         return self.multipliers[stream][silo.index] if self.multipliers else None
 

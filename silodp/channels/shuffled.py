@@ -22,6 +22,7 @@ from silodp.shuffle.binomial import PVec
 from silodp.shuffle.randomizers import Duchi, PrivUnitG
 from silodp.shuffle.sealed import OVERHEAD
 
+ROUND = "round"  # the batch that all messages of a round share
 MESSAGE = "message"  # the stream of a plan that all shuffled messages belong to (silodp.privacy.plan)
 
 
@@ -31,6 +32,10 @@ class ShuffledServer(Channel):
     randomizer: str = eqx.field(static=True, kw_only=True)
     eps0: float | None = eqx.field(static=True, kw_only=True, default=None)  # privunit's, fixed when compiled
     individual: bool = eqx.field(static=True, kw_only=True, default=False)
+
+    def batch_name(self, stream: str) -> str:
+        """All messages of a record in a round are computed on one batch, as the account says (local steps apart)."""
+        return stream if stream == "local" else ROUND
 
     def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
         mean = per_record(answer)

@@ -226,6 +226,7 @@ def outside(notes: Sequence[str]) -> list[str]:
     fitted = [note for note in notes if note.startswith("not private")]
     return [
         *fitted,
+        "the process that starts a run on one machine reads all silos' records",
         "the history (objective, gradient norm) is measured on the private records",
         "hyper-parameters chosen by looking at results on these records are not covered",
     ]

@@ -61,6 +61,7 @@ class Federates:
     attendance: tuple[tuple[int, ...], ...] | None = None  # the rounds of each silo, if fixed beforehand
     mask: tuple[int, int] | None = None  # rand-k's (keep, parameters), when accounted as hiding the rest
     shuffle: Shuffle | None = None
+    together: int = 1  # streams that are released in the same round
 
     def rounds_of(self, silo: int) -> Sequence[int]:
         return range(self.rounds) if self.attendance is None else self.attendance[silo]
@@ -125,7 +126,13 @@ def make_plan(
     )
     shares = stream_shares(algorithm, streams, target, federates)
     targets = [target if printed is None else replace(target, multipliers=own) for own in printed or streams]
-    needed = [silo_multipliers(planned(own, i, federates), targets[i], shares) for i, own in enumerate(streams)]
+    releases = [tuple(planned(own, i, federates)) for i, own in enumerate(streams)]
+    alike: dict[tuple[Releases, ...], dict[str, float]] = {}  # silos that release alike are calibrated once
+    needed = []
+    for own, goal in zip(releases, targets, strict=True):
+        if printed is not None or own not in alike:
+            alike[own] = silo_multipliers(list(own), goal, shares)
+        needed.append(alike[own])
     names = [release.stream for release in planned(streams[0], 0, federates)]
     return Plan(federates, target, streams, {name: shared(name, needed, federates, streams) for name in names})
 
@@ -223,15 +230,16 @@ def shuffled(streams: Sequence[Stream], silo: int, federates: Federates, shuffle
     """Everything a record sends through the shuffler is one stream; local steps are the silo's own."""
     sent = [stream for stream in streams if stream.name not in (LOCAL, FIRST)]
     first = next((stream for stream in streams if stream.name == FIRST and stream.count), None)
-    together = max(1, sum(stream.count > 0 for stream in sent))
-    hiding, once = hidden(sent[0].batch, silo, federates, shuffle, together)
-    alone = None if first is None else hidden(first.batch, silo, federates, shuffle, 1)[0]
+    hiding, once = hidden(sent[0].batch, silo, federates, shuffle)
+    # All messages of a round are computed on one batch: composed first, then sampled.
+    hiding = replace(hiding, together=federates.together)
+    alone = None if first is None else hidden(first.batch, silo, federates, shuffle)[0]
     count = sum(stream.count for stream in sent) + (first is not None)
     messages = Releases(MESSAGE, count, Messages(hiding, once, alone))
     return [messages] + [Releases(s.name, s.count, sampling_of(s, silo, federates)) for s in streams if s.name == LOCAL]
 
 
-def hidden(rule: BatchRule, silo: int, federates: Federates, shuffle: Shuffle, together: int) -> tuple[Shuffled, bool]:
+def hidden(rule: BatchRule, silo: int, federates: Federates, shuffle: Shuffle) -> tuple[Shuffled, bool]:
     """What hides this silo's record in a round of such batches, and whether it is in one of them only."""
     size = federates.sizes[silo]
     participants = federates.participation or len(federates.sizes)
@@ -243,7 +251,6 @@ def hidden(rule: BatchRule, silo: int, federates: Federates, shuffle: Shuffle, t
         randomizer="duchi" if shuffle.randomizer == "duchi" else "privunit",
         dimension=shuffle.parameters,
         rate=1.0 if once else own / size,
-        together=together,
     )
     return hiding, once
 

@@ -116,7 +116,7 @@ def setting_of(parts: Assembled, seed: int) -> Setting:
     return Setting(parts.algorithm, parts.channel, jax.random.key(seed), initial_point(parts.objective, seed))
 
 
-def run(
+def train(
     config: Config | Mapping[str, Any] | Path | str,
     *,
     data: FederatedData | None = None,
@@ -277,7 +277,10 @@ def finish(
 def theorem_of(config: Config) -> str | None:
     """The theorem that covers the run's utility; None: unproved (the guarantee does not depend on it)."""
     options = config.algorithm
-    return find(options.name).theorem(config.privacy.trust, prox_kind(options.prox), options.compressor)
+    entry, trust = find(options.name), config.privacy.trust
+    batches = options.batch is None or entry.sampling is not None
+    usual = batches and options.participation is None and (options.weights == "equal" or trust == "shuffled")
+    return entry.theorem(trust, prox_kind(options.prox), options.compressor, usual=usual)
 
 
 def context_of(prepared: Prepared) -> Context:

@@ -21,9 +21,10 @@ from jaxtyping import Array
 
 from silodp.build import Assembled, Facts, assemble
 from silodp.channels import ShuffledServer
+from silodp.channels.shuffled import ROUND
 from silodp.config import parse_config
 from silodp.core import Account, Silo
-from silodp.randomness import Randomness, SeededRandomness, SystemRandomness
+from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness
 from silodp.run.federation import ask, privatised, silo_key
 from silodp.run.shuffling import Courier
 from silodp.run.wire import WireError, decode, encode, read_frame, write_frame
@@ -48,13 +49,14 @@ class SiloServer:
         self.wire = self.parts.channel.remember(self.parts.objective.parameters)
         self.answered: set[tuple[int, str]] = set()
         self.round, self.started = -1, False
+        self.batch_seed = np.frombuffer(os.urandom(8), np.uint32)
         self.compiled: dict[tuple[str, str], Callable[..., Any]] = {}
 
     def start(self, x0: Array) -> None:
         if self.started:
             raise WireError("start: this run has begun already")
         self.started = True
-        silo = self._silo(jnp.int32(-1), (), self.account)
+        silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
         self.memory = self.parts.algorithm.remember(silo, x0)
 
     def answer(
@@ -64,7 +66,9 @@ class SiloServer:
         compiled = self._compiled(kind, name)
         self._check_fresh(name, round)
         self._check_public(name, public)
-        outcome = compiled(tuple(public), jnp.int32(round), self.memory, self.account, self.wire)
+        if round != self.round:
+            self.batch_seed = np.frombuffer(os.urandom(8), np.uint32)
+        outcome = compiled(tuple(public), jnp.int32(round), self.memory, self.account, self.wire, self.batch_seed)
         message, memory, account, wire = outcome
         self._check_budget(account)
         work = {"gradients": float(account.gradients - self.account.gradients)}
@@ -86,8 +90,8 @@ class SiloServer:
         if (kind, name) not in self.compiled:
             query = getattr(self.parts.algorithm, name)
 
-            def run(public: Any, round: Array, memory: Any, account: Account, wire: Any) -> Any:
-                silo = self._silo(round, memory, account)
+            def run(public: Any, round: Array, memory: Any, account: Account, wire: Any, batch_seed: Array) -> Any:
+                silo = self._silo(round, memory, account, batch_seed)
                 if kind == "local":
                     return privatised(query(silo, *public)), silo.memory, silo.account, wire
                 return ask(query, public, silo, self.channel, wire)
@@ -95,7 +99,7 @@ class SiloServer:
             self.compiled[kind, name] = jax.jit(run)
         return self.compiled[kind, name]
 
-    def _silo(self, round: Array, memory: Any, account: Account) -> Silo:
+    def _silo(self, round: Array, memory: Any, account: Account, batch_seed: Any) -> Silo:
         return Silo(
             objective=self.parts.objective,
             channel=self.channel,
@@ -103,15 +107,16 @@ class SiloServer:
             size=self.size,
             index=jnp.int32(self.index),
             round=round,
-            randomness=self._randomness(round),
+            randomness=self._randomness(round, batch_seed),
             memory=memory,
             account=account,
             alone=True,
         )
 
-    def _randomness(self, round: Array) -> Randomness:
+    def _randomness(self, round: Array, batch_seed: Any) -> Randomness:
         if self.seed is None:
-            return SystemRandomness()
+            key = jax.random.wrap_key_data(jnp.asarray(batch_seed), impl="threefry2x32")
+            return SharedBatch(SystemRandomness(), key, f"batch/{ROUND}")
         return SeededRandomness(silo_key(jax.random.key(self.seed), round, self.index))
 
     def _check_public(self, name: str, public: list[Array]) -> None:
