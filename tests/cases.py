@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from silodp.algorithms import REGISTRY
 from silodp.config import Config, parse_config
 
 ROUNDS = 6
 OPTIONS: dict[str, dict[str, Any]] = {name: entry.example for name, entry in REGISTRY.items()}
 CASES = [(name, trust) for name, entry in REGISTRY.items() for trust in entry.trusts]
+
+
+def first_of_its_kind() -> set[tuple[str, str]]:
+    """Cases whose class and channel no earlier case has: the others are the same code under another name."""
+    kinds: dict[Any, tuple[str, str]] = {}
+    for name, trust in CASES:
+        entry = REGISTRY[name]
+        kind = (
+            entry.build,
+            trust,
+            "compressor" in entry.example,
+            entry.randomizer == "pvec",
+            "local_steps" in entry.example,
+        )
+        kinds.setdefault(kind, (name, trust))
+    return set(kinds.values())
+
+
+def once_each(cases: list[tuple]) -> list:
+    """The same rows, those that repeat a kind marked slow."""
+    first = first_of_its_kind()
+    return [pytest.param(*row, marks=() if row[:2] in first else pytest.mark.slow) for row in cases]
 
 
 def case(name: str, trust: str, *, rounds: int = ROUNDS, private: bool = True, **changes: Any) -> Config:

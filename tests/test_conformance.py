@@ -18,7 +18,7 @@ from silodp.run.messages import MessageFederation, set_up
 from silodp.run.runner import Prepared, prepare, rows_of
 from silodp.run.shuffling import ShufflerProcess, agreed_terms
 from silodp.run.simulate import Carry, Compiled, begin, compile_run, simulate
-from tests.cases import CASES, OPTIONS, ROUNDS, case
+from tests.cases import CASES, OPTIONS, ROUNDS, case, once_each
 from tests.conftest import made_data
 from tests.textbook import textbook
 
@@ -92,7 +92,7 @@ def test_resumes_bit_equal(name, trust, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "trust", "participation"),
-    [(n, t, None) for n, t in CASES if not n.startswith("sdp-")] + [(n, t, 2) for n, t in PARTIAL],
+    once_each([(n, t, None) for n, t in CASES if not n.startswith("sdp-")]) + [(n, t, 2) for n, t in PARTIAL],
 )
 def test_message_mode_is_the_simulation(name, trust, participation, silo_processes):
     done = finished(name, trust, participation)
@@ -128,7 +128,7 @@ def message_run(fed: MessageFederation, prepared: Prepared):
 
 
 # P_vec rounds every vector to its grid, noise or not; its algorithms are tested on the other channels.
-@pytest.mark.parametrize(("name", "trust"), [c for c in CASES if not c[0].startswith("sdp-")])
+@pytest.mark.parametrize(("name", "trust"), once_each([c for c in CASES if not c[0].startswith("sdp-")]))
 def test_without_noise_and_clip_it_is_the_textbook_method(name, trust):
     changes = {key: 1e6 for key in OPTIONS[name] if key.startswith("clip")} | deterministic(name)
     config = case(name, trust, private=False, **changes)

@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 
-from silodp.algorithms.differences import RecursiveDifference, State
-from silodp.core import Federation, Public, Silo, Stream, Vector, distance
+from silodp.algorithms.differences import RecursiveDifference
+from silodp.algorithms.refine import State, advance, local_stream, refined
+from silodp.core import Federation, Public, Silo, Stream, Vector
 from silodp.sampling import BatchRule, Full
 
 
@@ -32,25 +33,10 @@ class LocalDifference(RecursiveDifference):
     batch_local: BatchRule = Full()
 
     def round(self, state: State, fed: Federation) -> State:
-        x, v = state.x, self.estimate(state, fed)
-        first = self.prox(x - self.step_size * v, self.step_size)
-        if self.local_steps == 1:
-            return State(first, x, v)
-        return State(fed.local(fed.round % fed.silos, self.refine, first, x, v), x, v)
+        return advance(self, state.x, self.estimate(state, fed), fed)
 
     def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector) -> Public:
-        def step(k: Any, carry: tuple[Vector, Vector, Vector]) -> tuple[Vector, Vector, Vector]:
-            x, y, v = carry
-            clip = None if self.clip_local is None else self.clip_local * distance(x, y)
-            difference = silo.mean([x, y], [1.0, -1.0], clip, "local", self.batch_local, k)
-            v = v + silo.privatise(difference, k)
-            return self.prox(x - self.step_size * v, self.step_size), x, v
-
-        return Public(silo.loop(self.local_steps - 1, step, (x, y, v))[0])
+        return refined(self, silo, x, y, v)
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
-        own = sum(r % len(sizes) == silo for r in rounds)
-        return [
-            *super().releases(silo, sizes, rounds),
-            Stream("local", own * (self.local_steps - 1), self.batch_local),
-        ]
+        return [*super().releases(silo, sizes, rounds), local_stream(self, silo, len(sizes), rounds)]

@@ -23,15 +23,10 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
+from silodp.algorithms.refine import State
 from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector, distance
 from silodp.privacy.accountant import optimal_share
 from silodp.sampling import BatchRule, Full
-
-
-class State(eqx.Module):
-    x: Vector
-    previous: Vector
-    v: Vector
 
 
 class RecursiveDifference(Algorithm):

@@ -28,14 +28,9 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
+from silodp.algorithms.refine import State, advance, local_stream, refined
 from silodp.core import FIRST, Algorithm, Answer, Federation, Public, Silo, Stream, Vector, distance
 from silodp.sampling import BatchRule, Full
-
-
-class State(eqx.Module):
-    x: Vector
-    previous: Vector
-    v: Vector
 
 
 class MomentumDifference(Algorithm):
@@ -57,11 +52,7 @@ class MomentumDifference(Algorithm):
         return State(x0, x0, jnp.zeros_like(x0))
 
     def round(self, state: State, fed: Federation) -> State:
-        x, v = state.x, self.estimate(state, fed)
-        first = self.prox(x - self.step_size * v, self.step_size)
-        if self.local_steps == 1:
-            return State(first, x, v)
-        return State(fed.local(fed.round % fed.silos, self.refine, first, x, v), x, v)
+        return advance(self, state.x, self.estimate(state, fed), fed)
 
     def estimate(self, state: State, fed: Federation) -> Vector:
         if self.batch_first is None:
@@ -105,13 +96,7 @@ class MomentumDifference(Algorithm):
         return None if self.clip_difference is None else self.clip_difference * distance(x, y)
 
     def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector) -> Public:
-        def step(k: Any, carry: tuple[Vector, Vector, Vector]) -> tuple[Vector, Vector, Vector]:
-            x, y, v = carry
-            clip = None if self.clip_local is None else self.clip_local * distance(x, y)
-            v = v + silo.privatise(silo.mean([x, y], [1.0, -1.0], clip, "local", self.batch_local, k), k)
-            return self.prox(x - self.step_size * v, self.step_size), x, v
-
-        return Public(silo.loop(self.local_steps - 1, step, (x, y, v))[0])
+        return refined(self, silo, x, y, v)
 
     @property
     def together(self) -> int:
@@ -119,11 +104,10 @@ class MomentumDifference(Algorithm):
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         later = 0 if self.fused else sum(r > 0 for r in rounds)
-        own = sum(r % len(sizes) == silo for r in rounds) * (self.local_steps - 1)
         first = 0 if self.batch_first is None else sum(r == 0 for r in rounds)
         streams = [
             Stream("value", len(rounds) - first, self.batch),
             Stream("difference", later, self.batch),
-            Stream("local", own, self.batch_local),
+            local_stream(self, silo, len(sizes), rounds),
         ]
         return streams if self.batch_first is None else [*streams, Stream(FIRST, first, self.batch_first)]
