@@ -19,13 +19,8 @@ def first_of_its_kind() -> set[tuple[str, str]]:
     kinds: dict[Any, tuple[str, str]] = {}
     for name, trust in CASES:
         entry = REGISTRY[name]
-        kind = (
-            entry.build,
-            trust,
-            "compressor" in entry.example,
-            entry.randomizer == "pvec",
-            "local_steps" in entry.example,
-        )
+        options = tuple(option in entry.example for option in ("compressor", "local_steps", "epochs"))
+        kind = (entry.build, trust, options, entry.randomizer, entry.private)
         kinds.setdefault(kind, (name, trust))
     return set(kinds.values())
 
