@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -59,6 +60,19 @@ def write_silos(folder: Path, tree: dict[str, Any]) -> Path:
     config = folder / "config.toml"
     config.write_text(to_toml(parse_config({"data": data, **tree})), encoding="utf-8")
     return config
+
+
+MOST_MAPS = 20_000  # of 65,530 that Linux allows a process; every compiled program takes a few
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Let go of compiled programs before their memory maps run out: XLA then crashes instead of raising."""
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_modifyitems(items):

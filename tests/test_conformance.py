@@ -55,7 +55,7 @@ def finish(config: Config, data: FederatedData = DATA) -> Finished:
     return done
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def finished(name: str, trust: str, participation: int | None = None) -> Finished:
     return finish(case(name, trust, participation=participation))
 
