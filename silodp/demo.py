@@ -17,7 +17,7 @@ from silodp.run.runner import Run, read_data, train
 EPSILONS: tuple[float | None, ...] = (1.0, 3.0, 10.0, None)
 HONESTY = (
     "What the epsilon does not cover: features are standardised with means and deviations of these records, and the "
-    "step size, clips and number of rounds (the same in all four runs) were chosen by trying several on these records. "
+    "step size, clips and number of rounds (the same at every epsilon) were chosen by trying several on these records. "
     "114 test records and one draw of the noise: differences of one or two points are chance. A simulation with seeded "
     "noise, so that it can be repeated: for noise from the operating system see run.mode = messages."
 )
