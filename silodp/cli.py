@@ -292,6 +292,8 @@ def print_account(result: dict[str, Any]) -> None:
             table.add_row(*(head if i == 0 else ("", "", "")), *release_cells(row))
     console.print(table)
     print_chosen(result["chosen_by_theory"])
+    if "note" in result:
+        console.print(result["note"], markup=False)
     paper = result["paper"]
     if paper is not None and not paper["admissible"]:
         console.print(f"the paper's own noise ({paper['formula']}) does not exist here:", markup=False)

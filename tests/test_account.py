@@ -138,3 +138,12 @@ def test_the_command_prints_json_a_table_and_a_figure(tmp_path):
     assert "really gives" in table.stdout
     wrong = CliRunner().invoke(app, ["account", str(file), "--set", "privacy.delta=1.5"])
     assert wrong.exit_code == 2
+
+
+def test_a_target_that_needs_no_noise_says_so():
+    """One record in 10^6 is drawn, once: the probability of seeing it is below delta."""
+    loose = {"epsilon": 1.0, "delta": 1e-3}
+    result = account(config("dp-sgd", {"silos": 1, "records": 10**6}, loose, rounds=1, batch=1))
+    assert "no noise is needed" in result["note"]
+    assert result["silos"][0]["releases"][0]["multiplier"] == 0.0
+    assert "note" not in account(config("dp-gd", TEN, loose, rounds=1))

@@ -25,6 +25,7 @@ ORDERS = 1 + np.geomspace(0.011, 1e5, 300)
 _CELLS_PER_SCALE = 60  # grid cells per root mean square loss of one release: error about 3e-5
 _MOST_CELLS = 1 << 21
 _ROUNDING = 1e-16  # of the convolution's FFT, per release
+_NO_NOISE = 1e-3  # a smaller multiplier (mu above 1000) counts as none: pessimistic, and no grid could hold it
 _TINY = 1e-320
 
 
@@ -227,10 +228,10 @@ def _split(spent: Sequence[Spent]) -> tuple[float, tuple[Spent, ...]]:
     merged = _merged(spent)
     log_unseen = 0.0
     for part in merged:
-        if part.multiplier == 0:
+        if part.multiplier < _NO_NOISE:
             exposure = part.releases.sampling.exposure
             log_unseen += part.releases.uses * math.log1p(-exposure) if exposure < 1 else -math.inf
-    return -math.expm1(log_unseen), tuple(part for part in merged if part.multiplier > 0)
+    return -math.expm1(log_unseen), tuple(part for part in merged if part.multiplier >= _NO_NOISE)
 
 
 def _mu(parts: tuple[Spent, ...]) -> float | None:
