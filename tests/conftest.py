@@ -75,6 +75,7 @@ def pytest_runtest_teardown(item, nextitem):
         gc.collect()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Tests of one algorithm and channel share a compiled run: keep them on one worker."""
     for item in items:

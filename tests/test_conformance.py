@@ -56,13 +56,13 @@ def finish(config: Config, data: FederatedData = DATA) -> Finished:
 
 
 @functools.lru_cache(maxsize=2)
-def finished(name: str, trust: str, participation: int | None = None) -> Finished:
+def finished(name: str, trust: str, participation: int | None) -> Finished:
     return finish(case(name, trust, participation=participation))
 
 
 @pytest.mark.parametrize(("name", "trust"), CASES)
 def test_runs_and_releases_what_it_declares(name, trust):
-    done = finished(name, trust)
+    done = finished(name, trust, None)
     assert done.rows[-1]["round"] == ROUNDS
     assert np.isfinite([row["objective"] for row in done.rows]).all()
     assert done.rows[-1]["bits_up"] > 0
@@ -78,7 +78,7 @@ def test_runs_and_releases_what_it_declares(name, trust):
 
 @pytest.mark.parametrize(("name", "trust"), CASES)
 def test_resumes_bit_equal(name, trust, tmp_path):
-    done = finished(name, trust)
+    done = finished(name, trust, None)
     first = min(done.carries)
     directory = RunDirectory.create(tmp_path / "run", done.prepared.config, name)
     directory.save_checkpoint(done.carries[first], 1)
