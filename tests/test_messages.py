@@ -315,3 +315,26 @@ def test_a_second_plan_or_start_is_refused():
     for header in ({"kind": "setup", "plan": {}}, {"kind": "start"}):
         told, _ = ask(header)
         assert told["kind"] == "refused"
+
+
+def test_a_shuffled_round_has_no_more_messages_than_were_accounted_together():
+    """Spider asks a value or a difference; both in a round would be a pair on one batch, which is not in its plan."""
+    from dataclasses import asdict
+
+    from silodp.run.runner import prepare
+    from silodp.run.silo import SiloServer
+    from tests.cases import case
+    from tests.conftest import made_data
+
+    data = made_data()
+    for name, further in (("spider", False), ("mb-psgm", True)):
+        prepared = prepare(case(name, "shuffled"), data)
+        plan = {"config": prepared.config.model_dump(), "facts": asdict(prepared.parts.facts), "multipliers": {}}
+        own = {"features": data.silos[0].features, "targets": data.silos[0].targets}
+        silo = SiloServer(plan | {"index": 0, "seed": None, "shuffler": None}, own)
+        silo.round, silo.answered = 1, {(1, "value")}
+        if further:
+            silo._check_fresh("difference", 1)
+        else:
+            with pytest.raises(WireError, match="no further message in this round"):
+                silo._check_fresh("difference", 1)

@@ -132,6 +132,10 @@ class SiloServer:
             raise WireError(f"round {round}: the plan has {self.parts.config.algorithm.performed} rounds, from 0 on")
         if round < self.round or (round, name) in self.answered:
             raise WireError(f"query {name!r} of round {round}: answered already, or in the past")
+        # A round's shuffled messages share a batch and are accounted as sampled together, so many and no more.
+        asked = sum(r == round for r, _ in self.answered)
+        if isinstance(self.channel, ShuffledServer) and name != "refine" and asked >= self.parts.algorithm.together:
+            raise WireError(f"query {name!r} of round {round}: the plan has no further message in this round")
 
     def _check_budget(self, account: Account) -> None:
         for stream, tally in account.tallies.items():
