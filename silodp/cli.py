@@ -1,4 +1,4 @@
-"""The command line: demo, run, sweep, resume, show, list, account, audit."""
+"""The command line: demo, run, sweep, resume, show, list, account, audit, reproduce."""
 
 from __future__ import annotations
 
@@ -226,6 +226,51 @@ def demo(
 
     with refusals():
         run_demo(out, console)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="a table or figure (see --list), or a TOML file of your own")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="one seed, few settings: about two minutes")] = False,
+    calibration: Annotated[str | None, typer.Option(help="only these columns: exact or paper (default: all)")] = None,
+    out: Annotated[Path | None, typer.Option(help="directory of the results (default: under runs/)")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="list the tables and figures")] = False,
+    docs: Annotated[bool, typer.Option("--docs", help="write docs/reproduction.md from the results there are")] = False,
+) -> None:
+    """Run a paper's table or figure again; what is already done in the directory is not run twice."""
+    from silodp.reproduce import load_experiment, names
+    from silodp.reproduce.driver import ROOT, write_docs
+    from silodp.reproduce.driver import reproduce as execute
+    from silodp.run.progress import bars
+
+    with refusals():
+        if list_:
+            for known in names():
+                console.print(f"{known}: {load_experiment(known).title}", markup=False, highlight=False)
+            return
+        if docs:
+            missing = write_docs([load_experiment(known) for known in names()], out or ROOT, Path("docs"))
+            console.print(
+                f"docs/reproduction.md written; nothing found for: {', '.join(missing) or 'none'}", markup=False
+            )
+            return
+        if name is None:
+            raise ConfigError("name a table or figure: silodp reproduce --list shows them")
+        experiment = load_experiment(name)
+        experiment = experiment.quickly() if quick else experiment
+        directory = out or Path(f"{ROOT}-quick" if quick else ROOT) / experiment.name
+        try:
+            execute(
+                experiment, directory, calibration=calibration, progress=bars(console),
+                announce=lambda text: console.print(text, markup=False, highlight=False),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            complain(f"stopped; what is done is kept in {directory}: the same command goes on from there")
+            raise typer.Exit(130) from None
+        console.print((directory / "table.md").read_text(encoding="utf-8"), markup=False, highlight=False)
+        console.print(f"results in {directory}", markup=False)
 
 
 def print_summary(summary: dict[str, Any], directory: Path) -> None:

@@ -247,6 +247,7 @@ def _slack(parts: tuple[Spent, ...]) -> float:
     return _ROUNDING * (10 + sum(part.releases.count for part in parts))
 
 
+@lru_cache(maxsize=256)
 def _epsilon_of_mixed(parts: tuple[Spent, ...], delta: float) -> float:
     slack, best = _slack(parts), math.inf
     if delta > slack:

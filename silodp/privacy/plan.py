@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -147,7 +148,17 @@ def silo_multipliers(releases: list[Releases], target: Target, shares: Mapping[s
     if target.gdp is not None:
         return accountant.calibrate_gdp(used, target.gdp, shares) | unused
     assert target.epsilon is not None
-    return accountant.calibrate(used, target.epsilon, target.delta, shares) | unused
+    return (
+        calibrated(tuple(used), target.epsilon, target.delta, None if shares is None else tuple(shares.items()))
+        | unused
+    )
+
+
+@lru_cache(maxsize=1024)  # the settings of a sweep often release alike
+def calibrated(
+    releases: tuple[Releases, ...], epsilon: float, delta: float, shares: tuple[tuple[str, float], ...] | None
+) -> dict[str, float]:
+    return accountant.calibrate(releases, epsilon, delta, None if shares is None else dict(shares))
 
 
 def given_multipliers(releases: list[Releases], given: Mapping[str, float]) -> dict[str, float]:

@@ -28,9 +28,9 @@ from silodp.privacy.accountant import epsilon as epsilon_of
 from silodp.privacy.certificate import SIMULATED, settle
 from silodp.privacy.events import Spent
 from silodp.run.directory import RunDirectory, versions
-from silodp.run.progress import Progress, silent
-from silodp.run.runner import Prepared, as_config, prepare, setting_of, source_name
-from silodp.run.simulate import Chunk, Setting, begin, compile_run, simulate
+from silodp.run.progress import Progress, Update, silent
+from silodp.run.runner import Prepared, as_config, prepare, rows_of, setting_of, source_name
+from silodp.run.simulate import Carry, Chunk, Compiled, Problem, Setting, begin, compile_run, simulate
 
 SWEPT = ("algorithm", "privacy", "run")
 
@@ -39,6 +39,7 @@ SWEPT = ("algorithm", "privacy", "run")
 class Outcome:
     """One setting of the grid and its history."""
 
+    prepared: Prepared
     values: dict[str, float]
     history: list[dict[str, float]]
     epsilon: float | None
@@ -94,17 +95,50 @@ def run_points(
     model: Model | None = None,
     progress: Progress = silent,
 ) -> list[Outcome]:
-    """Run the base config with each point's values; every run's releases are settled against its plan."""
-    prepared = prepare(with_values(base, points[0]), data, model)
-    settings = [variant(prepared, with_values(base, point), model) for point in points]
+    """Run the base config with each point's values."""
+    outcomes = run_configs([with_values(base, point) for point in points], data, model, progress)
+    return [dataclasses.replace(outcome, values=dict(point)) for outcome, point in zip(outcomes, points, strict=True)]
+
+
+def run_configs(
+    configs: Sequence[Config],
+    data: FederatedData | None = None,
+    model: Model | None = None,
+    progress: Progress = silent,
+    *,
+    together: int | None = None,
+    stop: int | None = None,
+) -> list[Outcome]:
+    """Run configs of the same data and model; every run's releases are settled against its plan.
+
+    together: most settings that share a program (memory grows with it). stop: end every run after so many rounds, with
+    the noise of the whole; such a run is a look ahead and has no epsilon of its own.
+    """
+    prepared = prepare(configs[0], data, model)
+    members = [stopped(variant(prepared, config, model), stop) for config in configs]
     outcomes: dict[int, Outcome] = {}
-    for group in grouped(settings):
-        for i, (history, x, account) in zip(group, run_group([settings[i] for i in group], progress), strict=True):
-            plan = settings[i].plan
-            spent = None if plan is None else settle(plan, account)
-            worst = None if spent is None else max(epsilon_of(own, settings[i].config.privacy.delta) for own in spent)
-            outcomes[i] = Outcome(dict(points[i]), history, worst, x, spent)
-    return [outcomes[i] for i in range(len(points))]
+    for group in grouped(members):
+        ran = run_group([members[i] for i in group], progress, together or len(group))
+        for i, (history, x, account) in zip(group, ran, strict=True):
+            outcomes[i] = settled(members[i], history, x, account, whole=stop is None)
+    return [outcomes[i] for i in range(len(configs))]
+
+
+def settled(
+    member: Prepared, history: list[dict[str, float]], x: np.ndarray, account: Account, *, whole: bool
+) -> Outcome:
+    if member.plan is None or not whole:
+        return Outcome(member, {}, history, None, x)
+    spent = settle(member.plan, account)
+    delta = member.config.privacy.delta
+    worst = max(epsilon_of(list(own), delta) for own in dict.fromkeys(map(tuple, spent)))  # silos are often alike
+    return Outcome(member, {}, history, worst, x, spent)
+
+
+def stopped(member: Prepared, stop: int | None) -> Prepared:
+    if stop is None or stop >= member.problem.rounds:
+        return member
+    return dataclasses.replace(member, problem=dataclasses.replace(member.problem, rounds=stop))
 
 
 def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared:
@@ -151,29 +185,54 @@ def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
 Ran = tuple[list[dict[str, float]], np.ndarray, Account]  # history, last point, what was counted
 
 
-def run_group(members: Sequence[Prepared], progress: Progress) -> list[Ran]:
+def run_group(members: Sequence[Prepared], progress: Progress, together: int) -> list[Ran]:
+    """All members through one compiled program, `together` at a time at most."""
     problem = members[0].problem
-    setting: Setting = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[m.setting for m in members])
-    carry, first = begin(problem, setting, sweep=True)
-    check_measured(members[0].config.sweep.select, list(first))
+    size = -(-len(members) // -(-len(members) // together))
+    title = f"{members[0].config.algorithm.name}: sweep of {len(members)} settings"
+    compiled: Compiled | None = None
+    results: list[Ran] = []
+    with progress(problem.rounds * len(members), 0, title) as bar:
+        for first in range(0, len(members), size):
+            part = members[first : first + size]
+            filled = [*part, *[part[-1]] * (size - len(part))]  # the program's shape is fixed
+            setting: Setting = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[m.setting for m in filled])
+            carry, rows = begin(problem, setting, sweep=True)
+            check_measured(members[0].config.sweep.select, list(rows))
+            compiled = compiled or compile_run(problem, setting, carry, sweep=True)
+            before, each = problem.rounds * first, len(part)
+            shown: Update = lambda n, row, before=before, each=each: bar(before + n * each, row)  # type: ignore[misc]
+            columns, carry = followed(problem, setting, carry, compiled, rows, shown)
+            results += [ran(columns, carry, i) for i in range(each)]
+    return results
+
+
+def followed(
+    problem: Problem, setting: Setting, carry: Carry, compiled: Compiled, first: dict[str, np.ndarray], bar: Update
+) -> tuple[dict[str, np.ndarray], Carry]:
+    """The settings' history columns, with running totals, and how they ended."""
     columns = {name: [rows] for name, rows in first.items()}
-    title = f"sweep of {len(members)} settings"
-    with progress(problem.rounds, 0, title) as bar:
-        compiled = compile_run(problem, setting, carry, sweep=True)
 
-        def on_chunk(chunk: Chunk) -> None:
-            for name, rows in chunk.rows.items():
-                columns[name].append(rows)
-            bar(chunk.round, {"objective": float(np.nanmin(chunk.rows["objective"][:, -1]))})
+    def on_chunk(chunk: Chunk) -> None:
+        for name, rows in chunk.rows.items():
+            columns[name].append(rows)
+        bar(chunk.round, {"objective": best_finite(chunk.rows["objective"][:, -1])})
 
-        carry = simulate(problem, setting, carry, compiled, on_chunk, sweep=True)
+    carry = simulate(problem, setting, carry, compiled, on_chunk, sweep=True)
     whole = {name: np.concatenate(parts, axis=1) for name, parts in columns.items()}
     for name in ("bits_up", "bits_down", "record_gradients"):
         whole[name] = np.cumsum(whole[name].astype(np.float64), axis=1)
-    length, last = whole["round"].shape[1], np.asarray(carry.state.x)
-    history = lambda i: [{name: float(whole[name][i, t]) for name in whole} for t in range(length)]
-    account = lambda i: jax.tree.map(lambda leaf: leaf[i], carry.ends.accounts)
-    return [(history(i), last[i], account(i)) for i in range(len(members))]
+    return whole, carry
+
+
+def best_finite(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.min()) if finite.size else float("nan")
+
+
+def ran(columns: dict[str, np.ndarray], carry: Carry, i: int) -> Ran:
+    history = rows_of({name: values[i] for name, values in columns.items()})
+    return history, np.asarray(carry.state.x[i]), jax.tree.map(lambda leaf: leaf[i], carry.ends.accounts)
 
 
 def check_measured(column: str, measured: Sequence[str]) -> None:

@@ -1,0 +1,5 @@
+"""The papers' tables and figures, run by the library's own sweeps from the descriptions in silodp/papers."""
+
+from silodp.reproduce.experiment import Experiment, load_experiment, names
+
+__all__ = ["Experiment", "load_experiment", "names"]

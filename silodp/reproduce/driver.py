@@ -1,0 +1,113 @@
+"""Runs a whole experiment unit by unit, and writes its table, figure and compact results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from silodp.config import ConfigError
+from silodp.data import FederatedData
+from silodp.reproduce.experiment import Column, Experiment, Unit
+from silodp.reproduce.figures import draw
+from silodp.reproduce.report import Results
+from silodp.reproduce.text import as_markdown, whole_page
+from silodp.reproduce.units import run_unit, write_json, write_text
+from silodp.run.progress import Progress, silent
+from silodp.run.runner import read_data
+
+Announce = Callable[[str], None]
+POINTS = 40  # of a curve in the compact results
+ROOT = Path("runs/reproduction")
+COLUMNS: dict[str, tuple[Column, ...]] = {"exact": ("exact", "best"), "paper": ("published",)}
+
+
+def reproduce(
+    experiment: Experiment,
+    out: Path,
+    *,
+    calibration: str | None = None,
+    progress: Progress = silent,
+    announce: Announce = lambda text: None,
+) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Every unit of the experiment, those already done read from `out`; the report is written at the end."""
+    if calibration is not None and calibration not in COLUMNS:
+        raise ConfigError(f"--calibration {calibration!r}: must be exact or paper")
+    wanted = [u for u in experiment.units() if calibration is None or u.column in COLUMNS[calibration]]
+    for unit in wanted:  # a mistake anywhere in the description is found before hours of work
+        for level in range(len(unit.levels)):
+            unit.config(level)
+    data = DataCache()
+    results = {}
+    for number, unit in enumerate(wanted, 1):
+        announce(f"[{number}/{len(wanted)}] {experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}")
+        result = run_unit(unit, data.of(unit), out / "units", progress)
+        results[result["panel"], result["line"], result["column"]] = result
+    save_report(experiment, results, out)
+    return results
+
+
+class DataCache:
+    """The last panel's data: units come panel by panel."""
+
+    def __init__(self) -> None:
+        self.key: str | None = None
+        self.data: FederatedData | None = None
+
+    def of(self, unit: Unit) -> FederatedData:
+        config = unit.config(0)
+        key = config.data.model_dump_json()
+        if self.data is None or key != self.key:
+            self.data, self.key = read_data(config), key
+        return self.data
+
+
+def save_report(experiment: Experiment, results: Results, out: Path) -> None:
+    draw(experiment, results, out / "figure.png")
+    write_text(out / "table.md", as_markdown(experiment, results))
+    write_json(out / "results.json", compact(results))
+
+
+def compact(results: Results) -> list[dict[str, Any]]:
+    """All that the table and the figure need, curves thinned."""
+    return [
+        {name: value for name, value in result.items() if name not in ("fingerprint", "levels")}
+        | {"levels": [thinned(level) for level in result["levels"]]}
+        for result in results.values()
+    ]
+
+
+def thinned(level: dict[str, Any]) -> dict[str, Any]:
+    count = len(level["rounds"])
+    step = max(1, -(-count // POINTS))
+    kept = sorted({*range(0, count, step), count - 1})
+    pick = lambda values: [values[i] for i in kept]
+    metrics = [m | {"mean": pick(m["mean"]), "deviation": pick(m["deviation"])} for m in level["metrics"]]
+    return level | {"rounds": pick(level["rounds"]), "bits_up": pick(level["bits_up"]), "metrics": metrics}
+
+
+def load_results(file: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
+    results = json.loads(file.read_text(encoding="utf-8"))
+    return {(r["panel"], r["line"], r["column"]): r for r in results}
+
+
+def write_docs(experiments: Sequence[Experiment], root: Path, docs: Path) -> list[str]:
+    """docs/reproduction.md with figures and results beside it; returns the experiments for which nothing was found.
+
+    Results are taken from the run directories under `root`, or from what an earlier call left in the docs.
+    """
+    folder, sections, missing = docs / "reproduction", [], []
+    for experiment in experiments:
+        found = [
+            f for f in (root / experiment.name / "results.json", folder / f"{experiment.name}.json") if f.is_file()
+        ]
+        if not found:
+            missing.append(experiment.name)
+            continue
+        results = load_results(found[0])
+        write_json(folder / f"{experiment.name}.json", compact(results))
+        draw(experiment, results, folder / f"{experiment.name}.png")
+        sections.append((experiment, results))
+    write_text(docs / "reproduction.md", whole_page(sections, missing))
+    return missing

@@ -1,0 +1,281 @@
+"""What a file in silodp/papers may say: the settings of one table or figure, its published values and its claims.
+
+A figure has panels (its subplots, or rows of a table), lines (the algorithms) and maybe levels (the epsilons of its
+x axis). Each line of each panel is one unit of work, run in up to three columns:
+
+published   the paper's own calibration; the epsilon it really gives is shown beside the claim
+exact       the same epsilon with exact noise
+best        what silodp offers beyond the paper's lines at the same epsilon, trust and data
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from silodp.config import Config, ConfigError, Section, parse_config
+
+Column = Literal["published", "exact", "best"]
+Statistic = Literal["last", "min", "mean"]
+Values = dict[str, Any]  # dotted keys of a config
+
+
+class Metric(Section):
+    """A number of the table: a history column and how a whole run becomes one number."""
+
+    column: str = Field(description="a history column, or test_error")
+    statistic: Statistic = Field(default="last", description="last row, smallest row, or mean of all rows")
+    label: str
+    tolerance: float = Field(default=0.01, gt=0, description="differences up to this count as a match")
+    log: bool = False
+
+    @property
+    def larger_is_better(self) -> bool:
+        return "accuracy" in self.column
+
+
+class Panel(Section):
+    name: str
+    set: Values = Field(default={})
+    published: Values = Field(default={}, description="changes for the column `published`")
+
+
+class Line(Section):
+    name: str
+    set: Values = Field(default={})
+    columns: list[Column] = Field(default=["published", "exact"])
+    by_panel: dict[str, Values] = Field(default={}, description="changes in some panels")
+    by_level: dict[str, list[Any]] = Field(default={}, description="a value for every level")
+    published: Values = Field(
+        default={"privacy.calibration": "paper"}, description="changes for the column `published`"
+    )
+    search: dict[str, list[Any]] = Field(default={}, description="grid from which settings are chosen, not privately")
+    panels: list[str] | None = Field(default=None, description="only in these panels")
+    levels: bool = Field(default=True, description="false: one run serves all levels (a reference without privacy)")
+
+
+class Levels(Section):
+    key: str = "privacy.epsilon"
+    values: list[float]
+    label: str = "epsilon"
+
+
+class Rung(Section):
+    """One stage of a search: every setting for so many rounds, the best go on."""
+
+    rounds: int | None = Field(default=None, ge=1, description="stop here, with the noise of the whole run")
+    keep: int = Field(default=1, ge=1)
+
+
+class Search(Section):
+    """How settings are chosen: on the private records, so not privately; every report says so."""
+
+    column: str = "objective"
+    statistic: Statistic = "last"
+    rungs: list[Rung] = Field(default=[Rung()])
+    together: int = Field(default=16, ge=1, description="settings run in one program")
+
+
+class Published(Section):
+    panel: str
+    line: str
+    value: float
+    level: float | None = None
+    metric: int = Field(default=0, ge=0, description="which of the metrics")
+
+
+class Claim(Section):
+    """What the paper says of its figure: one line is better than others."""
+
+    text: str
+    better: list[str]
+    than: list[str]
+    metric: int = Field(default=0, ge=0)
+
+
+class Quick(Section):
+    """What --quick leaves out."""
+
+    set: Values = Field(default={})
+    levels: list[float] | None = None
+    panels: list[str] | None = None
+    search_points: int = Field(default=3, ge=1)
+    rungs: list[Rung] = Field(default=[Rung()])
+
+
+class Experiment(Section):
+    """One table or figure."""
+
+    name: str
+    paper: str
+    title: str
+    axes: list[Literal["rounds", "bits", "levels"]] = Field(min_length=1, description="x axes of the figure")
+    reported: str = Field(default="", description="where the published values come from")
+    metrics: list[Metric] = Field(min_length=1)
+    panels: list[Panel] = Field(min_length=1)
+    lines: list[Line] = Field(min_length=1)
+    levels: Levels | None = None
+    seeds: list[int] = Field(default=[0], min_length=1)
+    search: Search = Search()
+    published: list[Published] = Field(default=[])
+    claims: list[Claim] = Field(default=[])
+    notes: list[str] = Field(default=[])
+    quick: Quick = Quick()
+    config: dict[str, Any] = Field(default={})
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Experiment:
+        lines, panels = {line.name for line in self.lines}, {panel.name for panel in self.panels}
+        named = [(p.line, p.panel) for p in self.published]
+        named += [(line.name, panel) for line in self.lines for panel in (*line.by_panel, *(line.panels or ()))]
+        named += [(line, "") for claim in self.claims for line in claim.better + claim.than]
+        for line, panel in named:
+            if line not in lines or (panel and panel not in panels):
+                raise ValueError(f"line {line!r}, panel {panel!r}: no such line or panel; check the spelling")
+        for line in self.lines:
+            for key, values in line.by_level.items():
+                if len(values) != len(self.level_values):
+                    raise ValueError(f"by_level.{key} of {line.name!r}: need {len(self.level_values)} values")
+        return self
+
+    @property
+    def level_values(self) -> list[float | None]:
+        return [None] if self.levels is None else list(self.levels.values)
+
+    def units(self) -> Iterator[Unit]:
+        for panel in self.panels:
+            for line in self.lines:
+                if line.panels is None or panel.name in line.panels:
+                    for column in line.columns:
+                        yield Unit(self, panel, line, column)
+
+    def quickly(self) -> Experiment:
+        """The same with one seed, a few settings and maybe fewer levels and rounds."""
+        quick = self.quick
+        kept = [i for i, level in enumerate(self.level_values) if quick.levels is None or level in quick.levels]
+        panels = [p for p in self.panels if quick.panels is None or p.name in quick.panels]
+        lines = [
+            line.model_copy(
+                update={
+                    "by_level": {key: [values[i] for i in kept] for key, values in line.by_level.items()},
+                    "search": {key: thinned(values, quick.search_points) for key, values in line.search.items()},
+                    "by_panel": {p: v for p, v in line.by_panel.items() if any(p == panel.name for panel in panels)},
+                }
+            )
+            for line in self.lines
+        ]
+        levels = self.levels and self.levels.model_copy(update={"values": [self.levels.values[i] for i in kept]})
+        return self.model_copy(
+            update={
+                "panels": [p.model_copy(update={"set": p.set | quick.set}) for p in panels],
+                "lines": lines,
+                "levels": levels,
+                "seeds": self.seeds[:1],
+                "search": self.search.model_copy(update={"rungs": quick.rungs}),
+            }
+        )
+
+
+def thinned(values: list[Any], most: int) -> list[Any]:
+    """Evenly spaced values of a grid, its middle when only one may stay."""
+    if len(values) <= most:
+        return values
+    if most == 1:
+        return [values[len(values) // 2]]
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One line of one panel in one column: all its levels, settings and seeds are run together."""
+
+    experiment: Experiment
+    panel: Panel
+    line: Line
+    column: Column
+
+    @property
+    def slug(self) -> str:
+        words = f"{self.panel.name} {self.line.name} {self.column}".lower()
+        return "-".join("".join(c if c.isalnum() or c == "." else " " for c in words).split())
+
+    @property
+    def levels(self) -> list[float | None]:
+        return self.experiment.level_values if self.line.levels else [None]
+
+    def tree(self, level: int) -> dict[str, Any]:
+        """The whole config at a level; later changes win: panel, line, line in this panel, level, column."""
+        line, experiment = self.line, self.experiment
+        changes = self.panel.set | line.set | line.by_panel.get(self.panel.name, {})
+        value = self.levels[level]
+        if value is not None and experiment.levels is not None:
+            changes |= {experiment.levels.key: value} | {key: values[level] for key, values in line.by_level.items()}
+        if self.column == "published":
+            changes |= line.published | self.panel.published
+        return changed(experiment.config, changes)
+
+    def config(self, level: int, changes: Values | None = None) -> Config:
+        return parse_config(changed(self.tree(level), changes or {}))
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with anything that this unit's result depends on."""
+        experiment = self.experiment
+        about = {
+            "trees": [self.tree(level) for level in range(len(self.levels))],
+            "search": self.line.search,
+            "how": experiment.search.model_dump(),
+            "seeds": experiment.seeds,
+            "metrics": [metric.model_dump() for metric in experiment.metrics],
+        }
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changed(tree: dict[str, Any], changes: Values) -> dict[str, Any]:
+    """A config's tree with dotted keys set; a value "none" takes the key out."""
+    result = {name: dict(section) for name, section in tree.items()}
+    for dotted, value in changes.items():
+        section, dot, key = dotted.partition(".")
+        if not dot:
+            raise ConfigError(f"{dotted!r}: write section.key")
+        if value == "none" and key != "prox":
+            result.get(section, {}).pop(key, None)
+        else:
+            result.setdefault(section, {})[key] = value
+    return result
+
+
+def names() -> list[str]:
+    folder = resources.files("silodp") / "papers"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_experiment(name: str) -> Experiment:
+    """A paper's experiment by name, or one of your own by the path of its TOML file."""
+    if name.endswith(".toml"):
+        file = Path(name)
+        if not file.is_file():
+            raise ConfigError(f"experiment {name!r}: no such file")
+        text = file.read_text(encoding="utf-8")
+    elif name in names():
+        text = (resources.files("silodp") / "papers" / f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"experiment {name!r}: unknown; known: {', '.join(names())}")
+    try:
+        return Experiment.model_validate(
+            {"name": Path(name).stem if name.endswith(".toml") else name} | tomllib.loads(text)
+        )
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"experiment {name}: not valid TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"experiment {name}: {where}: {first['msg'].removeprefix('Value error, ')}") from None

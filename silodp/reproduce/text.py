@@ -1,0 +1,158 @@
+"""The words of a reproduction: an experiment's table in Markdown, and the page with all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from silodp.reproduce.experiment import Experiment
+from silodp.reproduce.report import Cell, Judgement, Results, Row, false_claims, judgements, rows_of
+
+HEAD = """# Reproduction of the five papers
+
+Written by `silodp reproduce --docs` from the results of `make reproduce`; `silodp reproduce NAME` runs one of them
+again. Figures and compact results (every curve and every seed's value) lie in [reproduction](reproduction).
+
+- **published**: printed in the paper, or read off its figure (about ± 0.01).
+- **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration. The
+  epsilon in brackets is what that noise really gives, whatever the paper claims.
+- **exact**: the same run with exactly the noise that the epsilon in question needs.
+- **best of silodp**: the best line with exact noise at the same epsilon, trust model and data, the paper's own lines
+  included. It is chosen among them by the number shown.
+- **verdict**: our run with the paper's noise (with exact noise where there is no other) against the published value;
+  a match is within the tolerance given below each table.
+
+All step sizes, clips and other settings were searched on the private records: the searches are not covered by the
+epsilons here. The papers' searches were not either. Deviations are over seeds (start and noise; one split of the data).
+"""
+
+
+def as_markdown(experiment: Experiment, results: Results) -> str:
+    """One experiment's section."""
+    parts = [f"## {experiment.name}: {experiment.title}", experiment.paper]
+    parts.append("\n".join(f"- {note}" for note in experiment.notes))
+    parts.append(table(experiment, rows_of(experiment, results)))
+    verdicts = [claim_line(judgement) for judgement in judgements(experiment, results)]
+    parts += ["\n".join(verdicts)] if verdicts else []
+    parts += epsilon_lines(experiment, results)
+    parts += missed(rows_of(experiment, results))
+    parts.append(effort(experiment, results))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(experiment: Experiment, rows: Sequence[Row]) -> str:
+    level = [] if experiment.levels is None else [experiment.levels.label]
+    heads = ["", *level, "line", "measure", "published", "paper's noise", "exact", "best of silodp", "verdict"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(cells_of(row, with_level=bool(level))) + " |" for row in rows]
+    matches = ", ".join(dict.fromkeys(f"{m.label} ± {m.tolerance:g}" for m in experiment.metrics))
+    return "\n".join(lines) + f"\n\nMatch: {matches}. {experiment.reported}".rstrip()
+
+
+def cells_of(row: Row, *, with_level: bool) -> list[str]:
+    best = "" if row.best is None else f"{row.best} ({row.best.line})"
+    published = "" if row.published is None else f"{row.published:g}"
+    difference = "" if row.difference is None or not math.isfinite(row.difference) else f" ({row.difference:+.2g})"
+    level = [] if not with_level else ["" if row.level is None else f"{row.level:g}"]
+    return [
+        row.panel,
+        *level,
+        row.line,
+        row.metric.label,
+        published,
+        with_epsilon(row.cells.get("published")),
+        "" if "exact" not in row.cells else str(row.cells["exact"]),
+        best,
+        row.verdict + difference,
+    ]
+
+
+def with_epsilon(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    return str(cell) if cell.epsilon is None else f"{cell} [{cell.epsilon:.3g}]"
+
+
+def claim_line(judgement: Judgement) -> str:
+    name = {"published": "with the paper's noise", "exact": "with exact noise"}[judgement.column]
+    tested = [p for p in judgement.p_values if not math.isnan(p)]
+    tests = f" (p < 0.05 in {judgement.significant} of {len(tested)}; p = {listed(tested)})" if tested else ""
+    return f"- Claim: {judgement.claim.text} **{judgement.verdict}** {name}{tests}."
+
+
+def listed(p_values: Sequence[float], most: int = 8) -> str:
+    shown = ", ".join(f"{p:.2g}" for p in p_values[:most])
+    return shown + (", ..." if len(p_values) > most else "")
+
+
+def epsilon_lines(experiment: Experiment, results: Results) -> list[str]:
+    wrong = false_claims(experiment, results)
+    if not wrong:
+        return []
+    worst = "; ".join(
+        f"{panel}, {line}: claims {claimed:g}, is {true:.3g}" for panel, line, claimed, true in wrong[:12]
+    )
+    return [f"The paper's noise does not give its epsilon in {len(wrong)} places: {worst}."]
+
+
+def missed(rows: Iterable[Row]) -> list[str]:
+    """Published values that the best of silodp does not reach at the claimed epsilon."""
+    compared = [row for row in rows if row.beaten is not None]
+    behind = [row for row in compared if row.beaten is False]
+    if not compared:
+        return []
+    if not behind:
+        return [
+            f"The best of silodp, at the claimed epsilon, is at least as good as all {len(compared)} published values."
+        ]
+    names = "; ".join(
+        f"{row.panel}{'' if row.level is None else f' {row.level:g}'}, {row.line}, {row.metric.label}: "
+        f"{row.published:g} against {row.best}{overstated(row)}"
+        for row in behind
+    )
+    return [f"Published values that the best of silodp misses ({len(behind)} of {len(compared)}): {names}."]
+
+
+def overstated(row: Row) -> str:
+    cell = row.cells.get("published")
+    return "" if cell is None or cell.epsilon is None else f" (the paper's run is really at epsilon {cell.epsilon:.3g})"
+
+
+def effort(experiment: Experiment, results: Results) -> str:
+    minutes = sum(result.get("seconds", 0.0) for result in results.values()) / 60
+    tuned = [f"{r['line']} ({r['tuning'].split(';')[0]})" for r in results.values() if r.get("tuning")]
+    searched = f" Settings were searched, not privately: {', '.join(dict.fromkeys(tuned))}." if tuned else ""
+    seeds = "seed" if len(experiment.seeds) == 1 else "seeds"
+    return f"{len(experiment.seeds)} {seeds}; {minutes:.1f} minutes.{searched}"
+
+
+def whole_page(sections: Sequence[tuple[Experiment, Results]], missing: Sequence[str]) -> str:
+    parts = [HEAD, overview(sections)]
+    if missing:
+        parts.append(f"Not run yet: {', '.join(missing)}.")
+    for experiment, results in sections:
+        parts.append(as_markdown(experiment, results))
+        parts.append(f"![{experiment.name}](reproduction/{experiment.name}.png)\n")
+    return "\n\n".join(parts)
+
+
+def overview(sections: Sequence[tuple[Experiment, Results]]) -> str:
+    """One line for each claim of each experiment."""
+    lines = [
+        "| experiment | claim | verdict with the paper's noise | with exact noise | matches |",
+        "|---|---|---|---|---|",
+    ]
+    for experiment, results in sections:
+        found = judgements(experiment, results)
+        verdict = lambda text, column, found=found: next(
+            (j.verdict for j in found if j.claim.text == text and j.column == column), ""
+        )
+        rows = [row for row in rows_of(experiment, results) if row.verdict]
+        good = sum(row.verdict in ("match", "better") for row in rows)
+        matches = f"{good} of {len(rows)} published values matched or bettered" if rows else ""
+        texts = list(dict.fromkeys(claim.text for claim in experiment.claims)) or [""]
+        for text in texts:
+            cells = [experiment.name, text, verdict(text, "published"), verdict(text, "exact"), matches]
+            lines.append("| " + " | ".join(cells) + " |")
+    minutes = sum(r.get("seconds", 0.0) for _, results in sections for r in results.values()) / 60
+    return "\n".join(lines) + f"\n\nAll units together took {minutes:.0f} minutes."

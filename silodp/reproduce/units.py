@@ -1,0 +1,196 @@
+"""Runs one unit of an experiment: search the settings, then run the best ones with every seed, and keep the result.
+
+A unit's result is a small JSON file; a unit whose file was made from the same description is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from silodp.config import Config
+from silodp.data import FederatedData
+from silodp.privacy.certificate import as_text, certificate
+from silodp.reproduce.experiment import Metric, Rung, Statistic, Unit, Values
+from silodp.run.progress import Progress
+from silodp.run.runner import context_of
+from silodp.run.sweep import Outcome, run_configs
+
+NOT_PRIVATE = "not private: chosen on private data"
+DIGITS = 6  # that a result keeps
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting of a unit at one of its levels."""
+
+    level: int
+    values: tuple[tuple[str, Any], ...]
+
+    def config(self, unit: Unit, seed: int) -> Config:
+        return unit.config(self.level, dict(self.values) | {"run.seed": seed})
+
+
+def run_unit(unit: Unit, data: FederatedData, folder: Path, progress: Progress) -> dict[str, Any]:
+    """The unit's result, from its file when it is there already."""
+    file = folder / f"{unit.slug}.json"
+    known = read_result(file)
+    if known is not None and known["fingerprint"] == unit.fingerprint:
+        return known
+    kept, searched = search(unit, data, folder, progress)
+    began = time.perf_counter()
+    result = {
+        "fingerprint": unit.fingerprint,
+        "panel": unit.panel.name,
+        "line": unit.line.name,
+        "column": unit.column,
+        "levels": finals(unit, kept, data, folder, progress),
+        "tuning": f"{len(grid(unit))} settings tried; {NOT_PRIVATE}" if unit.line.search else None,
+    }
+    write_json(file, result | {"seconds": round(time.perf_counter() - began + searched, 1)})
+    return result
+
+
+def grid(unit: Unit) -> list[Values]:
+    keys = list(unit.line.search)
+    return [dict(zip(keys, values, strict=True)) for values in product(*unit.line.search.values())]
+
+
+def search(unit: Unit, data: FederatedData, folder: Path, progress: Progress) -> tuple[list[Point], float]:
+    """The settings that go on to the final runs, at every level the best of the last rung, and the seconds it took."""
+    points = [Point(level, tuple(values.items())) for level in range(len(unit.levels)) for values in grid(unit)]
+    if len(points) == len(unit.levels):
+        return points, 0.0
+    file = folder / f"{unit.slug}.search.json"
+    known = read_result(file)
+    if known is not None and known["fingerprint"] == unit.fingerprint:
+        return [Point(p["level"], tuple(p["values"].items())) for p in known["kept"]], known["seconds"]
+    began = time.perf_counter()
+    for rung in unit.experiment.search.rungs:
+        points = climb(unit, rung, points, data, progress)
+    kept = [{"level": p.level, "values": dict(p.values)} for p in points]
+    seconds = round(time.perf_counter() - began, 1)
+    write_json(file, {"fingerprint": unit.fingerprint, "kept": kept, "seconds": seconds})
+    return points, seconds
+
+
+def climb(unit: Unit, rung: Rung, points: Sequence[Point], data: FederatedData, progress: Progress) -> list[Point]:
+    how, seed = unit.experiment.search, unit.experiment.seeds[0]
+    outcomes = run(unit, [point.config(unit, seed) for point in points], data, progress, rung.rounds)
+    scores = [score(outcome, how.column, how.statistic) for outcome in outcomes]
+    return [
+        points[i]
+        for level in range(len(unit.levels))
+        for i in sorted((i for i, p in enumerate(points) if p.level == level), key=lambda i: scores[i])[: rung.keep]
+    ]
+
+
+def run(
+    unit: Unit, configs: list[Config], data: FederatedData, progress: Progress, stop: int | None = None
+) -> list[Outcome]:
+    return run_configs(configs, data, progress=progress, together=unit.experiment.search.together, stop=stop)
+
+
+def score(outcome: Outcome, column: str, statistic: Statistic) -> float:
+    """What the search makes small; a run that diverged comes last."""
+    rows = rows_of_column(outcome, column)
+    if not np.isfinite(rows).all():
+        return float("inf")
+    value = value_of(rows, statistic)
+    return -value if "accuracy" in column else value
+
+
+def rows_of_column(outcome: Outcome, column: str) -> np.ndarray:
+    if column == "test_error":
+        return 1 - rows_of_column(outcome, "test_accuracy")
+    return np.array([row[column] for row in outcome.history])
+
+
+def value_of(rows: np.ndarray, statistic: Statistic) -> float:
+    return float({"last": rows[-1], "min": rows.min(), "mean": rows.mean()}[statistic])
+
+
+def curve_of(rows: np.ndarray, statistic: Statistic) -> np.ndarray:
+    """What the figure shows against rounds: the running mean where the papers do."""
+    return np.cumsum(rows) / np.arange(1, len(rows) + 1) if statistic == "mean" else rows
+
+
+def finals(
+    unit: Unit, points: Sequence[Point], data: FederatedData, folder: Path, progress: Progress
+) -> list[dict[str, Any]]:
+    """At every level the setting that is best in the mean over all seeds, with all its numbers."""
+    seeds, how = unit.experiment.seeds, unit.experiment.search
+    outcomes = run(unit, [point.config(unit, seed) for point in points for seed in seeds], data, progress)
+    of_point = [outcomes[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(points))]
+    mean = lambda i: float(np.mean([score(outcome, how.column, how.statistic) for outcome in of_point[i]]))
+    results = []
+    for level in range(len(unit.levels)):
+        best = min((i for i, p in enumerate(points) if p.level == level), key=mean)
+        results.append(summary(unit, points[best], of_point[best]))
+        save_certificate(unit, level, of_point[best][0], folder)
+    return results
+
+
+def summary(unit: Unit, point: Point, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """One level: the setting, its epsilon, every seed's value and the mean curve of each metric."""
+    config = outcomes[0].prepared.config
+    metrics = [of_metric(metric, outcomes) for metric in unit.experiment.metrics]
+    return {
+        "level": unit.levels[point.level],
+        "setting": {"algorithm.name": config.algorithm.name, **dict(point.values)},
+        "claimed_epsilon": config.privacy.epsilon,
+        "epsilon": rounded(outcomes[0].epsilon),
+        "delta": config.privacy.delta if config.privacy.private else None,
+        "rounds": [int(row["round"]) for row in outcomes[0].history],
+        "bits_up": [rounded(row["bits_up"]) for row in outcomes[0].history],
+        "metrics": metrics,
+    }
+
+
+def of_metric(metric: Metric, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    rows = [rows_of_column(outcome, metric.column) for outcome in outcomes]
+    curves = np.array([curve_of(each, metric.statistic) for each in rows])
+    return {
+        "values": [rounded(value_of(each, metric.statistic)) for each in rows],
+        "mean": [rounded(v) for v in curves.mean(axis=0)],
+        "deviation": [rounded(v) for v in curves.std(axis=0, ddof=1 if len(rows) > 1 else 0)],
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """A diverged run's infinities and NaNs become null: JSON has no word for them."""
+    return None if value is None or not np.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def save_certificate(unit: Unit, level: int, outcome: Outcome, folder: Path) -> None:
+    plan, spent = outcome.prepared.plan, outcome.spent
+    if plan is None or spent is None:
+        return
+    statement = certificate(plan, spent, context_of(outcome.prepared))
+    value = unit.levels[level]
+    name = unit.slug if value is None else f"{unit.slug}-{value:g}"
+    write_text(folder / "certificates" / f"{name}.txt", as_text(statement))
+    write_json(folder / "certificates" / f"{name}.json", statement)
+
+
+def read_result(file: Path) -> dict[str, Any] | None:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def write_json(file: Path, tree: Any) -> None:
+    write_text(file, json.dumps(tree, allow_nan=False, default=float) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Whole or not at all: a file that is there is complete."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    half = file.with_name(file.name + ".part")
+    half.write_text(text, encoding="utf-8")
+    half.replace(file)
