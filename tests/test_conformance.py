@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from silodp.channels import ShuffledServer
 from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.privacy.certificate import settle
@@ -25,7 +26,7 @@ from tests.textbook import textbook
 DATA, BALANCED = made_data(), made_data((30, 30, 30))
 VARIANCE_REDUCED = ("soteria-svrg", "soteria-saga", "ldp-svrg")
 PARTIAL = [("dp-gd", "trusted"), ("spider", "untrusted"), ("prox-svrg", "untrusted"), ("soteria-svrg", "untrusted"),
-           ("soteria-saga", "untrusted"), ("local-sgd", "untrusted")]  # fmt: skip
+           ("soteria-saga", "untrusted"), ("local-sgd", "untrusted"), ("sdp-spider", "shuffled")]  # fmt: skip
 
 
 @dataclass
@@ -92,7 +93,7 @@ def test_resumes_bit_equal(name, trust, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "trust", "participation"),
-    once_each([(n, t, None) for n, t in CASES if not n.startswith("sdp-")]) + [(n, t, 2) for n, t in PARTIAL],
+    once_each([(n, t, None) for n, t in CASES]) + [(n, t, 2) for n, t in PARTIAL],
 )
 def test_message_mode_is_the_simulation(name, trust, participation, silo_processes):
     done = finished(name, trust, participation)
@@ -101,7 +102,9 @@ def test_message_mode_is_the_simulation(name, trust, participation, silo_process
     multipliers = {} if prepared.plan is None else {k: list(v) for k, v in prepared.plan.multipliers.items()}
     with ExitStack() as stack:
         shuffler = (
-            stack.enter_context(ShufflerProcess(3, agreed_terms(prepared.parts))) if trust == "shuffled" else None
+            stack.enter_context(ShufflerProcess(3, agreed_terms(prepared.parts)))
+            if isinstance(prepared.parts.channel, ShuffledServer)
+            else None
         )
         set_up(silo_processes, prepared.parts, multipliers, DATA, seed, shuffler)
         weights = np.asarray(prepared.problem.silos.weights)

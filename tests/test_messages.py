@@ -6,18 +6,23 @@ import io
 import json
 import re
 import struct
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import silodp
 from silodp.config import Config, parse_config
-from silodp.run.messages import set_up
-from silodp.run.runner import prepare
+from silodp.run.messages import MessageFederation, set_up
+from silodp.run.runner import prepare, train
 from silodp.run.silo import SiloServer, reply, serve
 from silodp.run.wire import LARGEST, WireError, decode, encode, read_frame, write_frame
+from silodp.shuffle.masks import Masks
+from tests.cases import case
 from tests.conftest import made_data
 
 DATA = made_data((20, 12))
@@ -201,7 +206,7 @@ def test_a_silo_serves_frames_until_its_input_ends():
     requests.seek(0)
     serve(requests, answers)
     answers.seek(0)
-    assert decode(read_frame(answers))[0] == {"kind": "ready"}
+    assert decode(read_frame(answers))[0] == {"kind": "ready", "key": None}
     header, arrays = decode(read_frame(answers))
     assert header == {"kind": "account"}
     assert {"count/value", "count/difference", "gradients"} <= arrays.keys()
@@ -234,12 +239,6 @@ def test_the_plan_that_travels_is_json():
 
 def hostile(name: str, **changes):
     """A silo of one of the conformance cases, set up for real noise, and a way to ask it."""
-    from dataclasses import asdict
-
-    from silodp.run.runner import prepare
-    from tests.cases import case
-    from tests.conftest import made_data
-
     data = made_data()
     prepared = prepare(case(name, "untrusted", **changes), data)
     own, plan = data.silos[0], prepared.plan
@@ -317,24 +316,186 @@ def test_a_second_plan_or_start_is_refused():
         assert told["kind"] == "refused"
 
 
-def test_a_shuffled_round_has_no_more_messages_than_were_accounted_together():
-    """Spider asks a value or a difference; both in a round would be a pair on one batch, which is not in its plan."""
-    from dataclasses import asdict
+class Box:
+    """Stands for the way to the shuffler: keeps what a silo would have sent."""
 
-    from silodp.run.runner import prepare
-    from silodp.run.silo import SiloServer
-    from tests.cases import case
-    from tests.conftest import made_data
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, str]] = []
 
-    data = made_data()
-    for name, further in (("spider", False), ("mb-psgm", True)):
-        prepared = prepare(case(name, "shuffled"), data)
-        plan = {"config": prepared.config.model_dump(), "facts": asdict(prepared.parts.facts), "multipliers": {}}
-        own = {"features": data.silos[0].features, "targets": data.silos[0].targets}
-        silo = SiloServer(plan | {"index": 0, "seed": None, "shuffler": None}, own)
-        silo.round, silo.answered = 1, {(1, "value")}
-        if further:
-            silo._check_fresh("difference", 1)
-        else:
-            with pytest.raises(WireError, match="no further message in this round"):
-                silo._check_fresh("difference", 1)
+    def deliver(self, round: int, query: str, messages: np.ndarray) -> None:
+        self.sent.append((round, query))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "questions", "refused"),
+    [
+        ("spider", {}, ["value", "difference"], True),
+        ("mb-psgm", {}, ["value", "difference"], False),
+        ("mb-psgm", {"batch_first": 20}, ["value", "difference"], False),
+        ("mb-psgm", {"batch_first": 20}, ["first_value", "value"], True),
+        ("mb-psgm", {"batch_first": 20}, ["difference", "first_value"], True),
+        ("ce-psgm", {}, ["value", "refine", "difference"], False),
+    ],
+)
+def test_a_shuffled_round_has_no_more_messages_than_were_accounted_together(name, options, questions, refused):
+    """Spider asks a value or a difference; both in a round would be a pair on one batch, which is not in its plan. The
+    batch of a first round is accounted alone, and nested in that of a pair."""
+    sampled = {"batch": 4, "sampling": "fixed", "weights": "equal"} if "batch_first" in options else {}
+    shuffled_data = made_data()
+    prepared = prepare(case(name, "shuffled", **options, **sampled), shuffled_data)
+    assert prepared.plan is not None
+    multipliers = {stream: list(values) for stream, values in prepared.plan.multipliers.items()}
+    plan = {"config": prepared.config.model_dump(), "facts": asdict(prepared.parts.facts), "multipliers": multipliers}
+    own = {"features": shuffled_data.silos[0].features, "targets": shuffled_data.silos[0].targets}
+    silo = SiloServer(plan | {"index": 0, "seed": None, "shuffler": None}, own)
+    silo.courier = Box()  # type: ignore[assignment]
+    silo.start(jnp.asarray(X0))
+    points = {"value": [X0], "first_value": [X0], "difference": [X0 + 1, X0], "refine": [X0, X0, X0]}
+    for query in questions[:-1]:
+        silo.answer("local" if query == "refine" else "ask", query, 0, [jnp.asarray(p) for p in points[query]])
+    sent, last = list(silo.courier.sent), [jnp.asarray(p) for p in points[questions[-1]]]  # type: ignore[union-attr]
+    if refused:
+        with pytest.raises(WireError, match="no further message in this round"):
+            silo.answer("ask", questions[-1], 0, last)
+        assert silo.courier.sent == sent  # type: ignore[union-attr]
+    else:
+        silo.answer("ask", questions[-1], 0, last)
+
+
+# --- P_vec's masked parts ------------------------------------------------------------------------------
+
+
+SUMS: dict[str, Any] = {"name": "sdp-spider", "weights": "size"}
+
+
+class Federated:
+    """Three silos with P_vec's plan, keys exchanged, and what they answer."""
+
+    def __init__(self, told: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda i, plan: plan, **options: Any):
+        self.data = made_data((20, 12, 16))
+        self.prepared = prepare(agreed("shuffled", **SUMS, **options), self.data)
+        assert self.prepared.plan is not None
+        plan = {
+            "config": self.prepared.config.model_dump(),
+            "facts": asdict(self.prepared.parts.facts),
+            "multipliers": {stream: list(values) for stream, values in self.prepared.plan.multipliers.items()},
+        }
+        self.silos = [
+            SiloServer(
+                told(i, plan) | {"index": i, "seed": None, "shuffler": None},
+                {"features": own.features, "targets": own.targets},
+            )
+            for i, own in enumerate(self.data.silos)
+        ]
+        self.keys = [silo.masks.public_key.hex() for silo in self.silos if silo.masks is not None]
+
+    def agree(self) -> set[str]:
+        headers = [decode(reply(silo, encode({"kind": "keys", "keys": self.keys}, {}))[1])[0] for silo in self.silos]
+        for silo in self.silos:
+            silo.start(jnp.asarray(X0))
+        return {header["fingerprint"] for header in headers}
+
+    def parts(self, query: str, round: int, *points: np.ndarray) -> np.ndarray:
+        """The integers that each silo sends."""
+        return np.stack([ask(silo, query, round, *points)[1]["total"] for silo in self.silos])
+
+
+def readable(words: np.ndarray) -> bool:
+    """Whether all words are as small as parts and sums of them really are."""
+    return bool((np.abs(words.view(np.int32).astype(np.int64)) < 2**24).all())
+
+
+@pytest.fixture(scope="module")
+def federated() -> Federated:
+    federated = Federated()
+    assert len(federated.agree()) == 1
+    return federated
+
+
+def test_a_server_reads_the_sum_of_the_parts_and_no_part(federated):
+    for round, query, points in ((0, "value", [X0]), (1, "difference", [X0 + 0.1, X0])):
+        parts = federated.parts(query, round, *points)
+        assert (parts.dtype, parts.shape) == (np.uint32, (3, 6))
+        assert readable(parts.sum(axis=0, dtype=np.uint32))
+        for some in ([0], [1], [2], [0, 1], [0, 2], [1, 2]):
+            assert not readable(parts[some].sum(axis=0, dtype=np.uint32)), some
+    assert "answered already" in refusal(federated.silos[0], "difference", 1, X0 + 0.1, X0)
+    assert "answered already" in refusal(federated.silos[0], "difference", 1, X0 + 0.2, X0)
+    assert "agreed already" in refused_keys(federated.silos[0], federated.keys)
+
+
+def refused_keys(silo: SiloServer, keys: list[str]) -> str:
+    header, _ = decode(reply(silo, encode({"kind": "keys", "keys": keys}, {}))[1])
+    assert header["kind"] == "refused"
+    return header["reason"]
+
+
+def test_parts_without_masks_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(Masks, "hide", lambda self, values, present, message: values)
+    bare = Federated()
+    bare.agree()
+    parts = bare.parts("value", 0, X0)
+    assert readable(parts) and readable(parts.sum(axis=0, dtype=np.uint32))
+
+
+def test_nothing_is_sent_before_keys_are_agreed():
+    silo = Federated().silos[0]
+    silo.start(jnp.asarray(X0))
+    assert "not agreed" in refusal(silo, "value", 0, X0)
+    assert int(silo.account.tallies["value"].count) == 0
+    for keys in ([], ["zz"], ["00" * 32] * 3, None):
+        refused_keys(silo, keys)  # type: ignore[arg-type]
+
+
+def test_a_silo_that_was_told_to_draw_fewer_coins_spoils_the_sum():
+    """A hostile server gives one silo a plan with less noise: the guarantee of the others needs its coins."""
+    weaker = lambda i, plan: plan | {"multipliers": {k: [v / 2 for v in m] for k, m in plan["multipliers"].items()}}
+    split = Federated(lambda i, plan: weaker(i, plan) if i == 2 else plan)
+    assert len(split.agree()) > 1
+    parts = split.parts("value", 0, X0)
+    assert not readable(parts.sum(axis=0, dtype=np.uint32))
+
+
+def test_masks_are_those_of_the_silos_that_the_plan_has_in_the_round():
+    partial = Federated(participation=2)
+    partial.agree()
+    seen = set()
+    for round in range(4):
+        query, points = ("value", [X0]) if round % 2 == 0 else ("difference", [X0 + 0.1, X0])
+        answers = [ask(silo, query, round, *points) for silo in partial.silos]
+        absent = [i for i, (header, _) in enumerate(answers) if header["kind"] == "refused"]
+        assert len(absent) == 1
+        assert "not this one" in answers[absent[0]][0]["reason"]
+        parts = np.stack([arrays["total"] for header, arrays in answers if header["kind"] == "answer"])
+        assert readable(parts.sum(axis=0, dtype=np.uint32))
+        assert not readable(parts)
+        seen |= set(absent)
+    assert len(seen) > 1
+
+
+def test_a_missing_silo_ends_the_run_and_leaves_no_model(tmp_path, monkeypatch):
+    honest = MessageFederation.begin_round
+
+    def begin_round(self: MessageFederation, round: int) -> None:
+        honest(self, round)
+        if round == 1:
+            self.processes[1].process.kill()
+            self.processes[1].process.wait()
+
+    monkeypatch.setattr(MessageFederation, "begin_round", begin_round)
+    with pytest.raises(WireError, match=r"silo 'silo 1' in round 1: a silo's process ended .*without this round"):
+        train(agreed("shuffled", **SUMS), data=DATA, out=tmp_path / "run")
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert max(rounds) <= 1
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+    assert not (tmp_path / "run" / "certificate.json").exists()
+
+
+def test_a_plan_for_other_records_is_refused(federated):
+    """Every silo checks its own size, and the masks check that all were told the same sizes."""
+    plan = federated.prepared.config.model_dump(), asdict(federated.prepared.parts.facts)
+    own = {"features": federated.data.silos[1].features, "targets": federated.data.silos[1].targets}
+    header = {"config": plan[0], "facts": plan[1], "multipliers": {}, "index": 0, "seed": None, "shuffler": None}
+    answer = decode(reply(None, encode({"kind": "setup", "plan": header}, own))[1])[0]
+    assert answer["kind"] == "refused"
+    assert "12 records, the plan says 20" in answer["reason"]

@@ -105,8 +105,8 @@ def check_shuffle(config: Config, algorithm: Algorithm, sizes: Sequence[int], we
 
 def protocol(stream: Stream, config: Config, sizes: Sequence[int], multipliers: Any, shuffle: Shuffle) -> PVec:
     """P_vec with the fewest coins that give the planned multiplier, also when the smallest silos take part."""
-    sent = sorted(stream.batch.divisor(size) for size in sizes)
-    records = round(sum(sent[: config.algorithm.participation or len(sizes)]))
+    sent = [round(stream.batch.divisor(size)) for size in sizes]
+    records = sum(sorted(sent)[: config.algorithm.participation or len(sizes)])
     needed = 0.0 if multipliers is None else float(np.max(np.asarray(multipliers)))
     target = (2 * needed * sensitivity(shuffle.levels, shuffle.parameters)) ** 2
     per_record = max(2, 2 * int(np.ceil(max(target, 2000) / records / 2)))
@@ -114,7 +114,10 @@ def protocol(stream: Stream, config: Config, sizes: Sequence[int], multipliers: 
         per_record += max(2, 2 * (per_record // 20_000))
     if multipliers is not None:
         check_tail(stream, config, per_record * records, shuffle)
-    return PVec(shuffle.levels, per_record, records)
+    try:
+        return PVec(shuffle.levels, per_record, sent)
+    except ValueError as error:
+        raise ConfigError(f"algorithm.grid: {error}") from None
 
 
 def check_tail(stream: Stream, config: Config, coins: int, shuffle: Shuffle) -> None:

@@ -1,11 +1,12 @@
 """Trust in a shuffler only: every record speaks for itself, and nobody can tell which message is whose.
 
 `ShuffledServer`: each record's clipped vector goes through an eps0-LDP randomizer in its silo; the server averages the
-anonymous messages. `BinomialServer`: P_vec, the records' vectors are rounded to integers and hidden by coins whose sum
-alone is read. All messages count alike, so silos weigh as many records as they send (`silodp.build` checks it).
+anonymous messages. `BinomialServer`: P_vec, a silo adds up its records' vectors, rounded to integers, and their coins;
+only the sum over all silos is read. All messages count alike, so silos weigh as many records as they send
+(`silodp.build` checks it).
 
 A simulation needs no permutation: the mean of a multiset has no order. In message mode (`individual`) a silo hands its
-messages over one by one, sealed, and a shuffler process permutes them (silodp.shuffle).
+messages over one by one, sealed, and a shuffler process permutes them; P_vec's parts are masked (silodp.shuffle).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from __future__ import annotations
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
-from silodp.channels.gaussian import Channel, normalised
+from silodp.channels.gaussian import Channel, Packed, normalised
 from silodp.core import Account, Answer, RecordMean, Silo, Vector
 from silodp.randomness import Randomness, Scoped
 from silodp.shuffle.binomial import PVec
@@ -63,7 +64,10 @@ class ShuffledServer(Channel):
 
 
 class BinomialServer(Channel):
-    """P_vec: integers and coins, of which only the sum over all records is read."""
+    """P_vec: integers and coins, of which only the sum over all silos is read.
+
+    A silo's message is its part of the sum, modulo 2^32; in message mode it leaves the silo masked (silodp.run.silo).
+    """
 
     protocols: dict[str, PVec] = eqx.field(kw_only=True)
 
@@ -71,23 +75,32 @@ class BinomialServer(Channel):
         mean = per_record(answer)
         multiplier = self.multiplier(mean.stream, silo)
         silo.account = silo.account.spend(mean.stream, jnp.float32(0.0 if multiplier is None else multiplier))
-        coins = Scoped(silo.randomness, mean.stream)
+        own = Scoped(silo.randomness, mean.stream)
         protocol = self.protocols[mean.stream]
-        total = mean.summed(lambda vectors, step: protocol.round(vectors, mean.clip, coins, step))
-        return Rounded(total, jnp.float32(mean.clip), mean.batch.divisor, mean.stream), memory
+        total = mean.summed(lambda vectors, step: protocol.round(vectors, mean.clip, own, step))
+        if multiplier is not None:
+            total = total + protocol.coins(own, silo.index, total.size)
+        return Part(total, jnp.float32(mean.clip), mean.batch.divisor, mean.stream), memory
 
     def receive(
         self, messages: PyTree, weights: Float[Array, " m"], accounts: Account, randomness: Randomness, memory: PyTree
     ) -> tuple[Vector, Account, PyTree]:
-        protocol = self.protocols[messages.stream]
-        total = jnp.sum(messages.total, axis=0)
-        if self.multipliers:
-            total = total + protocol.noise(Scoped(randomness, messages.stream), total.size)
-        return protocol.decode(total, messages.clip[0]) / jnp.sum(messages.records), accounts, memory
+        total = jnp.sum(messages.total, axis=0)  # wraps around, as the masks do
+        decoded = self.protocols[messages.stream].decode(total, messages.clip[0])
+        return decoded / jnp.sum(messages.records), accounts, memory
 
-    def bits(self, messages: PyTree) -> Float[Array, ""]:
-        protocol = self.protocols[messages.stream]
-        return protocol.integer_bits(messages.total.shape[1]) * jnp.sum(messages.records)
+    def message_bits(self, message: PyTree) -> int:
+        return 32 * (message.total.size + 1)
+
+    def pack(self, message: PyTree) -> Packed:
+        arrays = {"total": np.asarray(message.total).view(np.uint32), "clip": np.asarray(message.clip)}
+        return Packed({"stream": message.stream, "records": float(message.records)}, arrays)
+
+    def unpack(self, packed: Packed) -> PyTree:
+        total, clip, stream = packed.arrays["total"], packed.arrays["clip"], packed.facts["stream"]
+        if total.dtype != np.uint32 or total.ndim != 1 or clip.shape != () or stream not in self.protocols:
+            raise ValueError(f"message of stream {stream!r}: {total.dtype}{list(total.shape)} is no part of a sum")
+        return Part(jnp.asarray(total.view(np.int32)), jnp.asarray(clip), jnp.float32(packed.facts["records"]), stream)
 
 
 class Heard(eqx.Module):
@@ -97,10 +110,10 @@ class Heard(eqx.Module):
     records: Float[Array, ""]
 
 
-class Rounded(eqx.Module):
-    """A silo's part of P_vec's sum, in grid units and still without coins: what a simulation passes on."""
+class Part(eqx.Module):
+    """A silo's part of P_vec's sum, in grid units: its records' rounded vectors and its coins."""
 
-    total: Float[Array, " d"]
+    total: Int[Array, " d"]
     clip: Float[Array, ""]
     records: Float[Array, ""]
     stream: str = eqx.field(static=True)

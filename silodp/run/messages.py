@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO, cast
 
@@ -37,7 +37,10 @@ class SiloProcess(AbstractContextManager["SiloProcess"]):
 
     def send(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
         data = encode(header, arrays)
-        write_frame(cast(BinaryIO, self.process.stdin), data)
+        try:
+            write_frame(cast(BinaryIO, self.process.stdin), data)
+        except BrokenPipeError:
+            raise WireError(f"a silo's process ended (exit code {self.process.poll()})") from None
         return len(data)
 
     def receive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -50,7 +53,8 @@ class SiloProcess(AbstractContextManager["SiloProcess"]):
         return header, arrays
 
     def __exit__(self, *exc: object) -> None:
-        cast(BinaryIO, self.process.stdin).close()
+        with suppress(BrokenPipeError):  # of a silo that ended before it had read everything
+            cast(BinaryIO, self.process.stdin).close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -76,8 +80,18 @@ def set_up(
             "shuffler": None if shuffler is None else shuffler.invitation(index),
         }
         silo.send({"kind": "setup", "plan": plan}, {"features": own.features, "targets": own.targets})
+    keys = [silo.receive()[0]["key"] for silo in silos]
+    if all(keys):
+        exchange(silos, keys)
+
+
+def exchange(silos: Sequence[SiloProcess], keys: list[str]) -> None:
+    """Hand every silo the others' public keys; all must have agreed on the same."""
     for silo in silos:
-        silo.receive()
+        silo.send({"kind": "keys", "keys": keys}, {})
+    fingerprints = {silo.receive()[0]["fingerprint"] for silo in silos}
+    if len(fingerprints) > 1:
+        raise WireError("keys: the silos have agreed on different plans or keys; their masks would not cancel")
 
 
 class MessageFederation:
@@ -185,14 +199,24 @@ class MessageFederation:
 
     def _send(self, index: int, kind: str, name: str, public: tuple[Array, ...]) -> None:
         arrays = {str(i): np.asarray(point) for i, point in enumerate(public)}
-        self.processes[index].send({"kind": kind, "query": name, "round": self.round}, arrays)
+        try:
+            self.processes[index].send({"kind": kind, "query": name, "round": self.round}, arrays)
+        except WireError as error:
+            raise self._missing(index, error) from None
         self.bits[1] += 8 * sum(a.nbytes for a in arrays.values())
 
     def _message(self, index: int) -> Any:
         return self.parts.channel.unpack(self._receive(index))
 
     def _receive(self, index: int) -> Packed:
-        header, arrays = self.processes[index].receive()
+        try:
+            header, arrays = self.processes[index].receive()
+        except WireError as error:
+            raise self._missing(index, error) from None
         self.bits[0] += 8 * sum(a.nbytes for a in arrays.values())
         self.gradients += header["facts"]["gradients"]
         return Packed(header["facts"], arrays)
+
+    def _missing(self, index: int, error: WireError) -> WireError:
+        name = self.parts.facts.names[index]
+        return WireError(f"silo {name!r} in round {self.round}: {error}; the run ends here, without this round")

@@ -18,7 +18,7 @@ from silodp.algorithms import find
 from silodp.algorithms.options import prox_kind
 from silodp.algorithms.theory import choose, with_options
 from silodp.build import Assembled, Facts, assemble, initial_point, model_of, stacked
-from silodp.channels import BinomialServer, ShuffledServer
+from silodp.channels import ShuffledServer
 from silodp.config import Config, ConfigError, load_config, parse_config
 from silodp.core import Account
 from silodp.data import FederatedData, load_data
@@ -130,10 +130,6 @@ def train(
     if parsed.run.mode == "messages" and model is not None:
         raise ConfigError(
             "run.mode = 'messages': a model given as an object cannot be sent; use model.kind = 'MODULE:FUNCTION'"
-        )
-    if parsed.run.mode == "messages" and isinstance(prepared.parts.channel, BinomialServer):
-        raise ConfigError(
-            "run.mode = 'messages': pvec's sums are only simulated yet; use algorithm.randomizer = 'duchi'"
         )
     directory = RunDirectory.create(out, parsed, f"{parsed.algorithm.name}-{source_name(prepared.data)}")
     if parsed.run.mode == "messages":

@@ -3,12 +3,16 @@
 It is given the agreed plan (config, public facts, multipliers) and its own records once, and afterwards only public
 points and round numbers. Noise, batches and masks are drawn here, from the operating system's entropy. It answers no
 question twice, never goes back in rounds, and refuses whatever would exceed the releases of the plan.
+
+P_vec's parts leave the silo under pairwise masks (silodp.shuffle.masks). Whom it masks with the silo works out itself,
+from the plan and the round: a server has no say in it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -20,14 +24,16 @@ import numpy as np
 from jaxtyping import Array
 
 from silodp.build import Assembled, Facts, assemble
-from silodp.channels import ShuffledServer
+from silodp.channels import BinomialServer, ShuffledServer
 from silodp.channels.shuffled import ROUND
 from silodp.config import parse_config
-from silodp.core import Account, Silo
+from silodp.core import FIRST, Account, Silo
+from silodp.privacy.plan import LOCAL
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness
-from silodp.run.federation import ask, privatised, silo_key
+from silodp.run.federation import SERVER, ask, participants, privatised, silo_key
 from silodp.run.shuffling import Courier
 from silodp.run.wire import WireError, decode, encode, read_frame, write_frame
+from silodp.shuffle.masks import Masks
 
 
 class SiloServer:
@@ -41,6 +47,12 @@ class SiloServer:
         self.channel = self.parts.channel
         if isinstance(self.channel, ShuffledServer):
             self.channel = dataclasses.replace(self.channel, individual=True)
+        self.masks = None
+        if isinstance(self.channel, BinomialServer):
+            self.masks = Masks(self.index, len(self.parts.facts.sizes), common(plan))
+        planned = self.parts.facts.sizes[self.index]
+        if len(records["targets"]) != planned:
+            raise WireError(f"setup: this silo has {len(records['targets'])} records, the plan says {planned}")
         self.records = (jnp.asarray(records["features"]), jnp.asarray(records["targets"]))
         self.size = jnp.int32(len(records["targets"]))
         self.allowed = {s.name: s.count for s in self.parts.releases(self.index)}
@@ -48,6 +60,7 @@ class SiloServer:
         self.memory: Any = ()
         self.wire = self.parts.channel.remember(self.parts.objective.parameters)
         self.answered: set[tuple[int, str]] = set()
+        self.released: list[str] = []  # streams released in this round
         self.round, self.started = -1, False
         self.batch_seed = np.frombuffer(os.urandom(8), np.uint32)
         self.compiled: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -66,13 +79,15 @@ class SiloServer:
         compiled = self._compiled(kind, name)
         self._check_fresh(name, round)
         self._check_public(name, public)
+        present = self._present(round)
         if round != self.round:
             self.batch_seed = np.frombuffer(os.urandom(8), np.uint32)
         outcome = compiled(tuple(public), jnp.int32(round), self.memory, self.account, self.wire, self.batch_seed)
         message, memory, account, wire = outcome
         self._check_budget(account)
+        released = self._check_together(account, round)
         work = {"gradients": float(account.gradients - self.account.gradients)}
-        self.memory, self.account, self.wire, self.round = memory, account, wire, round
+        self.memory, self.account, self.wire, self.round, self.released = memory, account, wire, round, released
         self.answered.add((round, name))
         if kind == "local":
             return work, {"value": np.asarray(message)}
@@ -80,11 +95,14 @@ class SiloServer:
             self.courier.deliver(round, name, np.asarray(message))
             return work, {}
         packed = self.channel.pack(message)
-        return work | packed.facts, packed.arrays
+        if self.masks is None:
+            return work | packed.facts, packed.arrays
+        hidden = self.masks.hide(packed.arrays["total"], present, f"{round}/{name}")
+        return work | packed.facts, packed.arrays | {"total": hidden}
 
     def _compiled(self, kind: str, name: str) -> Callable[..., Any]:
         if kind not in ("ask", "local"):
-            raise WireError(f"kind {kind!r}: unknown; a silo answers setup, start, ask, local and account")
+            raise WireError(f"kind {kind!r}: unknown; a silo answers setup, keys, start, ask, local and account")
         if name not in self.parts.queries:
             raise WireError(f"query {name!r}: the agreed algorithm asks only {self.parts.queries}")
         if (kind, name) not in self.compiled:
@@ -132,10 +150,35 @@ class SiloServer:
             raise WireError(f"round {round}: the plan has {self.parts.config.algorithm.performed} rounds, from 0 on")
         if round < self.round or (round, name) in self.answered:
             raise WireError(f"query {name!r} of round {round}: answered already, or in the past")
-        # A round's shuffled messages share a batch and are accounted as sampled together, so many and no more.
-        asked = sum(r == round for r, _ in self.answered)
-        if isinstance(self.channel, ShuffledServer) and name != "refine" and asked >= self.parts.algorithm.together:
-            raise WireError(f"query {name!r} of round {round}: the plan has no further message in this round")
+
+    def _present(self, round: int) -> list[int]:
+        """The silos of this round, by the plan's public coins; where messages are masked this must be one of them."""
+        if self.masks is not None and not self.masks.agreed:
+            raise WireError("keys: not agreed yet, so nothing can be masked")
+        options, silos = self.parts.config.algorithm, len(self.parts.facts.sizes)
+        count = options.participation or silos
+        if self.masks is None or count == silos:
+            return list(range(silos))
+        public = SeededRandomness(silo_key(jax.random.key(self.parts.config.run.seed), round, SERVER))
+        present = np.asarray(participants(public, silos, count)).tolist()
+        if self.index not in present:
+            raise WireError(f"round {round}: the plan has silos {present} in it, not this one ({self.index})")
+        return present
+
+    def _check_together(self, account: Account, round: int) -> list[str]:
+        """The streams released in this round, this question included; through a shuffler no more than go together.
+
+        A round's shuffled messages share a batch and are accounted as sampled together, so many and no more; that of a
+        first round is accounted alone.
+        """
+        before = self.account.tallies
+        fresh = [name for name, tally in account.tallies.items() if int(tally.count) > int(before[name].count)]
+        released = [*(self.released if round == self.round else []), *fresh]
+        sent = [name for name in released if name != LOCAL]
+        most = 1 if FIRST in sent else self.parts.algorithm.together
+        if isinstance(self.channel, ShuffledServer) and len(sent) > most:
+            raise WireError(f"streams {sent} in round {round}: the plan has no further message in this round")
+        return released
 
     def _check_budget(self, account: Account) -> None:
         for stream, tally in account.tallies.items():
@@ -144,6 +187,11 @@ class SiloServer:
                     f"stream {stream!r}: the plan allows {self.allowed[stream]} releases; "
                     "one more would exceed this silo's budget"
                 )
+
+
+def common(plan: dict[str, Any]) -> bytes:
+    """What all silos have to agree on, as bytes: masks that differ in it do not cancel."""
+    return json.dumps({key: plan[key] for key in ("config", "facts", "multipliers", "seed")}, sort_keys=True).encode()
 
 
 def account_arrays(account: Account) -> dict[str, np.ndarray]:
@@ -162,9 +210,14 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
         if kind == "setup":
             if server is not None and server.seed is None:
                 raise WireError("setup: this silo has a plan; a new one would forget what it has spent")
-            return SiloServer(header["plan"], arrays), encode({"kind": "ready"}, {})
+            fresh = SiloServer(header["plan"], arrays)
+            key = None if fresh.masks is None else fresh.masks.public_key.hex()
+            return fresh, encode({"kind": "ready", "key": key}, {})
         if server is None:
             raise WireError("no plan yet: send setup first")
+        if kind == "keys" and server.masks is not None:
+            fingerprint = server.masks.agree([bytes.fromhex(key) for key in header["keys"]])
+            return server, encode({"kind": "ready", "fingerprint": fingerprint}, {})
         if kind == "start":
             server.start(jnp.asarray(arrays["x0"]))
             return server, encode({"kind": "ready"}, {})

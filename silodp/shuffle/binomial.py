@@ -7,15 +7,16 @@ so its noise is one Binomial(records * bits_per_record, 1/2) per coordinate; the
 and rescales. The paper's analyser subtracts p b n where the number of messages belongs and adds
 back L where N L belongs (errata, E18); all integers here are centred, so no count enters at all.
 
-Simulation draws that one binomial; messages draw one per record and coordinate. Both use the exact
-law (`silodp.shuffle.coins`) by inversion of 64 random bits.
+A silo draws the coins of all its records at once, one binomial per coordinate, and the silos' coins
+sum to that one binomial. The law is exact (`silodp.shuffle.coins`), by inversion of 64 random bits.
 
-Formal guarantee: `silodp.privacy.binomial`, for whoever sees the sums. The certificate does NOT
-cover a server that sees the records' integers one by one: either the integers are sent as single
-bits (`bits_sent`), or something the server does not control adds them up.
+Formal guarantee: `silodp.privacy.binomial`, for whoever sees the sums over all silos. The certificate
+does NOT cover a server that sees a silo's part of them: either the integers are sent as single,
+shuffled bits as in the papers (`bits_sent`), or the silos' parts are masked (`silodp.shuffle.masks`).
 """
 
 import math
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -26,25 +27,38 @@ from jaxtyping import Array, Float, Int, UInt32
 from silodp.randomness import Randomness, Shape, Step
 from silodp.shuffle.coins import cumulative_words
 
-_LARGEST_TABLE_BITS = 2**38  # a table of 12 million entries
+_LARGEST_TABLE_BITS = 2**38  # a table of 5 million entries
 
 
-class CoinTable(eqx.Module):
-    """Draws heads - bits/2 for `bits` fair coins by inverting the distribution function."""
+class CoinTables(eqx.Module):
+    """Draws heads - bits/2 for several numbers of fair coins, by inverting their distribution functions."""
 
-    high: UInt32[Array, " size"]
-    low: UInt32[Array, " size"]
+    high: UInt32[Array, " entries"]  # all tables one after the other
+    low: UInt32[Array, " entries"]
+    starts: Int[Array, " tables"]
+    sizes: Int[Array, " tables"]
+    halvings: int = eqx.field(static=True)
 
-    def __init__(self, bits: int):
-        if bits > _LARGEST_TABLE_BITS:
-            raise ValueError(f"bits must be at most {_LARGEST_TABLE_BITS}, not {bits}: lower `levels`")
-        words = cumulative_words(bits)
+    def __init__(self, bits: Sequence[int]):
+        if max(bits) > _LARGEST_TABLE_BITS:
+            raise ValueError(f"bits must be at most {_LARGEST_TABLE_BITS}, not {max(bits)}: lower `levels`")
+        tables = [cumulative_words(each) for each in bits]
+        sizes, words = [table.size for table in tables], np.concatenate(tables)
         self.high = jnp.asarray((words >> np.uint64(32)).astype(np.uint32))
         self.low = jnp.asarray(words.astype(np.uint32))
+        self.starts = jnp.asarray(np.cumsum([0, *sizes[:-1]]), jnp.int32)
+        self.sizes = jnp.asarray(sizes, jnp.int32)
+        self.halvings = max(sizes).bit_length()
 
-    def draw(self, random: Randomness, shape: Shape, step: Step = 0) -> Int[Array, "..."]:
-        """The number of table words not above a random 64-bit word, minus the central one."""
+    @property
+    def reach(self) -> Int[np.ndarray, " tables"]:
+        """The largest absolute value of each table's draws."""
+        return (np.asarray(self.sizes) + 1) // 2
+
+    def draw(self, random: Randomness, shape: Shape, table: int | Array = 0, step: Step = 0) -> Int[Array, "..."]:
+        """The number of the table's words not above a random 64-bit word, minus the central one."""
         high, low = random.bits("coins", (2, *shape), step)
+        start, size = self.starts[table], self.sizes[table]
 
         def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             left, right = bracket
@@ -57,27 +71,30 @@ class CoinTable(eqx.Module):
                 jnp.where(open_ & ~passed, middle, right),
             )
 
-        size = self.high.size
-        start = (jnp.zeros(shape, jnp.int32), jnp.full(shape, size, jnp.int32))
-        found, _ = jax.lax.fori_loop(0, size.bit_length(), halve, start)
-        return found - size // 2
+        bracket = (jnp.broadcast_to(start, shape), jnp.broadcast_to(start + size, shape))
+        found, _ = jax.lax.fori_loop(0, self.halvings, halve, bracket)
+        return found - start - size // 2
 
 
 class PVec(eqx.Module):
-    """The protocol for `records` senders in all; holds tables, so build it outside jit."""
+    """The protocol when silo i sends for `sent[i]` records; holds tables, so build it outside jit."""
 
     levels: int = eqx.field(static=True)
     bits_per_record: int = eqx.field(static=True)
-    records: int = eqx.field(static=True)
-    total_coins: CoinTable
-    record_coins: CoinTable
+    sent: tuple[int, ...] = eqx.field(static=True)
+    tables: CoinTables  # one for each number of records that a silo sends for
+    table_of: Int[Array, " silos"]
 
-    def __init__(self, levels: int, bits_per_record: int, records: int):
+    def __init__(self, levels: int, bits_per_record: int, sent: Sequence[int]):
         if levels < 2 or levels % 2:
             raise ValueError(f"levels must be even and at least 2, not {levels}")
-        self.levels, self.bits_per_record, self.records = levels, bits_per_record, records
-        self.total_coins = CoinTable(bits_per_record * records)
-        self.record_coins = CoinTable(bits_per_record)
+        self.levels, self.bits_per_record, self.sent = levels, bits_per_record, tuple(sent)
+        counts, table_of = np.unique(sent, return_inverse=True)
+        self.tables = CoinTables([bits_per_record * int(count) for count in counts])
+        self.table_of = jnp.asarray(table_of, jnp.int32)
+        largest = sum(sent) * levels // 2 + int(self.tables.reach[table_of].sum())
+        if largest >= 2**31:
+            raise ValueError(f"levels = {levels}: sums up to {largest} do not fit into 32 bits; lower it")
 
     def round(
         self, vectors: Float[Array, "n d"], clip: float | Array, random: Randomness, step: Step = 0
@@ -89,35 +106,19 @@ class PVec(eqx.Module):
         up = random.uniform("rounding", vectors.shape, step) < scaled - below
         return below.astype(jnp.int32) + up
 
-    def messages(
-        self, vectors: Float[Array, "n d"], clip: float | Array, random: Randomness, step: Step = 0
-    ) -> Int[Array, "n d"]:
-        """What the records send: integers in 0..levels + bits_per_record."""
-        noise = self.record_coins.draw(random, vectors.shape, step)
-        rounded = self.round(vectors, clip, random, step)
-        return rounded + noise + (self.levels + self.bits_per_record) // 2
-
-    def add(self, messages: Int[Array, "n d"]) -> Int[Array, " d"]:
-        """The centred sum of messages: what leaves the shuffler."""
-        return jnp.sum(messages - (self.levels + self.bits_per_record) // 2, axis=0)
-
-    def noise(self, random: Randomness, dimension: int, step: Step = 0) -> Int[Array, " d"]:
-        """The coins of all records at once, to be added to the sum of all rounded vectors."""
-        return self.total_coins.draw(random, (dimension,), step)
+    def coins(self, random: Randomness, silo: int | Array, dimension: int) -> Int[Array, " d"]:
+        """The coins of all records that a silo sends for, to be added to the sum of their rounded vectors."""
+        return self.tables.draw(random, (dimension,), self.table_of[silo])
 
     def decode(self, total: Int[Array, " d"], clip: float | Array) -> Float[Array, " d"]:
-        """The estimate of the sum of the vectors from the centred sum of the messages."""
+        """The estimate of the sum of the vectors from the sum of all integers."""
         return total * (2 * clip / self.levels)
 
     def noise_std(self, clip: float) -> float:
-        """Std of the coins in one coordinate of the decoded sum (without the rounding's)."""
-        return math.sqrt(self.bits_per_record * self.records) / 2 * (2 * clip / self.levels)
+        """Std of all silos' coins in one coordinate of the decoded sum (without the rounding's)."""
+        return math.sqrt(self.bits_per_record * sum(self.sent)) / 2 * (2 * clip / self.levels)
 
     def bits_sent(self, dimension: int) -> int:
         """Bits a record sends when each message is one labelled bit, as in the paper."""
         label = math.ceil(math.log2(dimension)) if dimension > 1 else 0
         return dimension * (self.levels + self.bits_per_record) * (1 + label)
-
-    def integer_bits(self, dimension: int) -> int:
-        """Bits a record sends when each coordinate is one integer (needs a trusted adder)."""
-        return dimension * (self.levels + self.bits_per_record).bit_length()

@@ -1,0 +1,89 @@
+"""Pairwise masks: a server that adds up the silos' integer vectors learns their sum and nothing else.
+
+Every two silos share a secret (X25519, fresh keys for every run). For each message of a round both derive the same pad
+from it (HKDF-SHA256, then the ChaCha20 key stream read as 32-bit words); the silo that comes first adds it, the other
+one subtracts it, modulo 2^32. Over all silos of the round the pads cancel exactly; with any one of them missing, what
+the others sent is uniform and independent of their data (Bonawitz et al. 2017, without recovery from dropouts).
+
+The secrets depend on everything the silos must agree on: all public keys in order, and the plan. A server that tells
+two silos different things (a plan with less noise for one of them, another list of keys) gets pads that do not cancel.
+
+What this does not cover: the public keys travel through the server. One that replaces them by its own knows all pads.
+The silos then hold different fingerprints, which their operators can compare by other means; nothing here does it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from jaxtyping import UInt32
+
+from silodp.shuffle.sealed import Refused
+
+Words = UInt32[np.ndarray, " d"]
+
+
+class Masks:
+    """One silo's keys and pads for one run. `plan`: bytes that are the same for all honest silos."""
+
+    def __init__(self, index: int, silos: int, plan: bytes):
+        self._index, self._silos, self._plan = index, silos, plan
+        self._key = X25519PrivateKey.generate()
+        self._secrets: dict[int, bytes] = {}
+        self._used: set[str] = set()
+        self.agreed = False
+
+    @property
+    def public_key(self) -> bytes:
+        return self._key.public_key().public_bytes_raw()
+
+    def agree(self, keys: Sequence[bytes]) -> str:
+        """Take the public keys of all silos, in order, once. Returns a fingerprint of all that was agreed on."""
+        if self.agreed:
+            raise Refused("keys: agreed already; other ones could be the server's own")
+        if len(keys) != self._silos or len(set(keys)) != len(keys):
+            raise Refused(f"keys: {len(set(keys))} different ones, the plan has {self._silos} silos")
+        if keys[self._index] != self.public_key:
+            raise Refused(f"keys: number {self._index} is not this silo's")
+        agreed = hashlib.sha256(hashlib.sha256(self._plan).digest() + b"".join(keys)).digest()
+        self._secrets = {i: self._secret(key, agreed) for i, key in enumerate(keys) if i != self._index}
+        self.agreed = True
+        return agreed.hex()
+
+    def hide(self, values: Words, present: Sequence[int], message: str) -> Words:
+        """`values` under the pads shared with the other silos present; each message has pads of its own, used once."""
+        if not self.agreed:
+            raise Refused("keys: not agreed yet")
+        if self._index not in present or len(set(present)) != len(present):
+            raise Refused(f"silos {list(present)}: must be different and contain {self._index}")
+        if message in self._used:
+            raise Refused(f"message {message!r}: sent already")
+        self._used.add(message)
+        hidden = values.copy()
+        for other in set(present) - {self._index}:
+            shared = pad(self._secrets[other], message, values.size)
+            hidden = hidden + shared if self._index < other else hidden - shared
+        return hidden
+
+    def _secret(self, key: bytes, agreed: bytes) -> bytes:
+        try:
+            shared = self._key.exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError as error:
+            raise Refused(f"keys: {key.hex()} is no X25519 key ({error})") from None
+        return derived(shared, b"silodp pair 1|" + agreed)
+
+
+def pad(secret: bytes, message: str, size: int) -> Words:
+    """The pad of one message; its key is used for nothing else, so the nonce may be fixed."""
+    key = derived(secret, b"silodp pad 1|" + message.encode())
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(4 * size))
+    return np.frombuffer(stream, "<u4").astype(np.uint32)
+
+
+def derived(secret: bytes, info: bytes) -> bytes:
+    return HKDF(SHA256(), length=32, salt=None, info=info).derive(secret)
