@@ -241,7 +241,7 @@ def reproduce(
 ) -> None:
     """Run a paper's table or figure again; what is already done in the directory is not run twice."""
     from silodp.reproduce import load_experiment, names
-    from silodp.reproduce.driver import ROOT, write_docs
+    from silodp.reproduce.driver import QUICK_ROOT, ROOT, write_docs
     from silodp.reproduce.driver import reproduce as execute
     from silodp.run.progress import bars
 
@@ -260,10 +260,11 @@ def reproduce(
             raise ConfigError("name a table or figure: silodp reproduce --list shows them")
         experiment = load_experiment(name)
         experiment = experiment.quickly() if quick else experiment
-        directory = out or Path(f"{ROOT}-quick" if quick else ROOT) / experiment.name
+        directory = out or (QUICK_ROOT if quick else ROOT) / experiment.name
+        units = None if out else directory.parent / "units"  # figures of a paper share some
         try:
             execute(
-                experiment, directory, calibration=calibration, progress=bars(console),
+                experiment, directory, units=units, calibration=calibration, progress=bars(console),
                 announce=lambda text: console.print(text, markup=False, highlight=False),
             )  # fmt: skip
         except KeyboardInterrupt:

@@ -20,6 +20,7 @@ from silodp.run.runner import read_data
 Announce = Callable[[str], None]
 POINTS = 40  # of a curve in the compact results
 ROOT = Path("runs/reproduction")
+QUICK_ROOT = Path("runs/reproduction-quick")
 COLUMNS: dict[str, tuple[Column, ...]] = {"exact": ("exact", "best"), "paper": ("published",)}
 
 
@@ -27,11 +28,12 @@ def reproduce(
     experiment: Experiment,
     out: Path,
     *,
+    units: Path | None = None,
     calibration: str | None = None,
     progress: Progress = silent,
     announce: Announce = lambda text: None,
 ) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Every unit of the experiment, those already done read from `out`; the report is written at the end."""
+    """Every unit of the experiment, those already done read from `units`; the report is written to `out` at the end."""
     if calibration is not None and calibration not in COLUMNS:
         raise ConfigError(f"--calibration {calibration!r}: must be exact or paper")
     wanted = [u for u in experiment.units() if calibration is None or u.column in COLUMNS[calibration]]
@@ -42,7 +44,7 @@ def reproduce(
     results = {}
     for number, unit in enumerate(wanted, 1):
         announce(f"[{number}/{len(wanted)}] {experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}")
-        result = run_unit(unit, data.of(unit), out / "units", progress)
+        result = run_unit(unit, data.of(unit), units or out / "units", progress)
         results[result["panel"], result["line"], result["column"]] = result
     save_report(experiment, results, out)
     return results
@@ -72,7 +74,7 @@ def save_report(experiment: Experiment, results: Results, out: Path) -> None:
 def compact(results: Results) -> list[dict[str, Any]]:
     """All that the table and the figure need, curves thinned."""
     return [
-        {name: value for name, value in result.items() if name not in ("fingerprint", "levels")}
+        {name: value for name, value in result.items() if name != "levels"}
         | {"levels": [thinned(level) for level in result["levels"]]}
         for result in results.values()
     ]

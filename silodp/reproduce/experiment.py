@@ -128,6 +128,7 @@ class Experiment(Section):
     published: list[Published] = Field(default=[])
     claims: list[Claim] = Field(default=[])
     notes: list[str] = Field(default=[])
+    only: list[str] | None = Field(default=None, description="of the panels described, those of this figure")
     quick: Quick = Quick()
     config: dict[str, Any] = Field(default={})
 
@@ -140,6 +141,8 @@ class Experiment(Section):
         for line, panel in named:
             if line not in lines or (panel and panel not in panels):
                 raise ValueError(f"line {line!r}, panel {panel!r}: no such line or panel; check the spelling")
+        if self.only is not None and not set(self.only) <= panels:
+            raise ValueError(f"only = {self.only}: panels are {', '.join(sorted(panels))}")
         for line in self.lines:
             for key, values in line.by_level.items():
                 if len(values) != len(self.level_values):
@@ -260,22 +263,34 @@ def names() -> list[str]:
 
 def load_experiment(name: str) -> Experiment:
     """A paper's experiment by name, or one of your own by the path of its TOML file."""
-    if name.endswith(".toml"):
-        file = Path(name)
-        if not file.is_file():
-            raise ConfigError(f"experiment {name!r}: no such file")
-        text = file.read_text(encoding="utf-8")
-    elif name in names():
-        text = (resources.files("silodp") / "papers" / f"{name}.toml").read_text(encoding="utf-8")
-    else:
-        raise ConfigError(f"experiment {name!r}: unknown; known: {', '.join(names())}")
     try:
-        return Experiment.model_validate(
-            {"name": Path(name).stem if name.endswith(".toml") else name} | tomllib.loads(text)
-        )
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"experiment {name}: not valid TOML: {error}") from None
+        experiment = Experiment.model_validate({"name": Path(name).name.removesuffix(".toml")} | described(name))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"experiment {name}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+    if experiment.only is None:
+        return experiment
+    panels = [panel for panel in experiment.panels if panel.name in experiment.only]
+    return experiment.model_copy(update={"panels": panels})
+
+
+def described(name: str) -> dict[str, Any]:
+    """The file's tree; `extends` names an experiment from which everything not said anew is taken."""
+    if name.endswith(".toml"):
+        file: Any = Path(name)
+    elif name in names():
+        file = resources.files("silodp") / "papers" / f"{name}.toml"
+    else:
+        raise ConfigError(f"experiment {name!r}: unknown; known: {', '.join(names())}")
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"experiment {name}: not valid TOML: {error}") from None
+    parent = tree.pop("extends", None)
+    return tree if parent is None else merged(described(parent), tree)
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    both = {key: merged(old[key], new[key]) for key in old.keys() & new.keys() if isinstance(old[key], dict)}
+    return old | new | both

@@ -1,6 +1,7 @@
 """Runs one unit of an experiment: search the settings, then run the best ones with every seed, and keep the result.
 
-A unit's result is a small JSON file; a unit whose file was made from the same description is not run again.
+A unit's result is a small JSON file; its name carries a fingerprint of all it depends on, so
+that nothing is run twice and nothing stale is used.
 """
 
 from __future__ import annotations
@@ -40,21 +41,20 @@ class Point:
 
 def run_unit(unit: Unit, data: FederatedData, folder: Path, progress: Progress) -> dict[str, Any]:
     """The unit's result, from its file when it is there already."""
-    file = folder / f"{unit.slug}.json"
-    known = read_result(file)
-    if known is not None and known["fingerprint"] == unit.fingerprint:
-        return known
+    file = folder / f"{unit.slug}-{unit.fingerprint}.json"
+    if file.is_file():
+        return read_json(file)
     kept, searched = search(unit, data, folder, progress)
     began = time.perf_counter()
-    result = {
-        "fingerprint": unit.fingerprint,
+    result: dict[str, Any] = {
         "panel": unit.panel.name,
         "line": unit.line.name,
         "column": unit.column,
         "levels": finals(unit, kept, data, folder, progress),
         "tuning": f"{len(grid(unit))} settings tried; {NOT_PRIVATE}" if unit.line.search else None,
     }
-    write_json(file, result | {"seconds": round(time.perf_counter() - began + searched, 1)})
+    result["seconds"] = round(time.perf_counter() - began + searched, 1)
+    write_json(file, result)
     return result
 
 
@@ -68,16 +68,16 @@ def search(unit: Unit, data: FederatedData, folder: Path, progress: Progress) ->
     points = [Point(level, tuple(values.items())) for level in range(len(unit.levels)) for values in grid(unit)]
     if len(points) == len(unit.levels):
         return points, 0.0
-    file = folder / f"{unit.slug}.search.json"
-    known = read_result(file)
-    if known is not None and known["fingerprint"] == unit.fingerprint:
+    file = folder / f"{unit.slug}-{unit.fingerprint}.search.json"
+    if file.is_file():
+        known = read_json(file)
         return [Point(p["level"], tuple(p["values"].items())) for p in known["kept"]], known["seconds"]
     began = time.perf_counter()
     for rung in unit.experiment.search.rungs:
         points = climb(unit, rung, points, data, progress)
     kept = [{"level": p.level, "values": dict(p.values)} for p in points]
     seconds = round(time.perf_counter() - began, 1)
-    write_json(file, {"fingerprint": unit.fingerprint, "kept": kept, "seconds": seconds})
+    write_json(file, {"kept": kept, "seconds": seconds})
     return points, seconds
 
 
@@ -145,13 +145,21 @@ def summary(unit: Unit, point: Point, outcomes: Sequence[Outcome]) -> dict[str, 
     return {
         "level": unit.levels[point.level],
         "setting": {"algorithm.name": config.algorithm.name, **dict(point.values)},
-        "claimed_epsilon": config.privacy.epsilon,
+        "claimed_epsilon": claimed_epsilon(unit, point.level, config),
         "epsilon": rounded(outcomes[0].epsilon),
         "delta": config.privacy.delta if config.privacy.private else None,
         "rounds": [int(row["round"]) for row in outcomes[0].history],
         "bits_up": [rounded(row["bits_up"]) for row in outcomes[0].history],
         "metrics": metrics,
     }
+
+
+def claimed_epsilon(unit: Unit, level: int, config: Config) -> float | None:
+    """What the figure calls epsilon, also where a run is made from the noise."""
+    levels = unit.experiment.levels
+    if levels is not None and levels.key == "privacy.epsilon":
+        return unit.levels[level]
+    return config.privacy.epsilon
 
 
 def of_metric(metric: Metric, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -180,12 +188,12 @@ def save_certificate(unit: Unit, level: int, outcome: Outcome, folder: Path) -> 
     write_json(folder / "certificates" / f"{name}.json", statement)
 
 
-def read_result(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+def read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def write_json(file: Path, tree: Any) -> None:
-    write_text(file, json.dumps(tree, allow_nan=False, default=float) + "\n")
+    write_text(file, json.dumps(tree, default=float) + "\n")
 
 
 def write_text(file: Path, text: str) -> None:
