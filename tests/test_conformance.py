@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from silodp.channels import ShuffledServer
+from silodp.channels import BinomialServer, ShuffledServer
 from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.privacy.certificate import settle
@@ -111,7 +111,9 @@ def test_message_mode_is_the_simulation(name, trust, participation, silo_process
         fed = MessageFederation(prepared.parts, silo_processes, weights, seed, seed, shuffler)
         state, counted, costs = message_run(fed, prepared)
     expected = done.last
-    np.testing.assert_allclose(np.asarray(state.x), np.asarray(expected.state.x), rtol=1e-5, atol=1e-5)
+    # On another processor one of P_vec's roundings may fall the other way: 2 / 200 of a clip among 96 records.
+    atol = 2e-4 if isinstance(prepared.parts.channel, BinomialServer) else 1e-5
+    np.testing.assert_allclose(np.asarray(state.x), np.asarray(expected.state.x), rtol=1e-5, atol=atol)
     for stream, tally in expected.ends.accounts.tallies.items():
         np.testing.assert_array_equal(np.asarray(counted.tallies[stream].count), np.asarray(tally.count))
     simulated = {column: sum(row[column] for row in done.rows) for column in costs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from jax.flatten_util import ravel_pytree
 
 from silodp import sweep
 from silodp.account import account, draw_curves
+from silodp.channels import BinomialServer
 from silodp.config import AlgorithmConfig, Config, ConfigError, parse_config
 from silodp.data import FederatedData, SiloData
+from silodp.privacy.binomial import gaussian_multiplier
 from silodp.privacy.printed import Case, formula_of
 from silodp.privacy.shuffled import Shuffled, calibrate_eps0, epsilon
 from silodp.run import sweep as machinery
+from silodp.run.runner import prepare
 from silodp.run.runner import train as run
 from silodp.run.sweep import with_values
 from silodp.tuning import NOT_PRIVATE, keeps_rising, search_step_size
@@ -54,6 +58,24 @@ def test_golden_noise_of_pvec():
     of_the_sum = release["std_over_clip"] * SILOS * RECORDS
     assert of_the_sum == pytest.approx(225.05, rel=5e-3)
     assert of_the_sum < 245
+
+
+def test_the_coins_of_any_silos_that_may_meet_in_a_round_suffice(data):
+    """Absent silos' coins are not in the sum, so the two smallest silos have to have enough of them."""
+    prepared = prepare(case("sdp-spider", "shuffled", participation=2), data)
+    channel, shuffle = prepared.parts.channel, prepared.plan.federates.shuffle  # type: ignore[union-attr]
+    assert isinstance(channel, BinomialServer) and shuffle is not None
+
+    def multiplier(stream: str, silos: tuple[int, ...]) -> float:
+        protocol = channel.protocols[stream]
+        coins = protocol.bits_per_record * sum(protocol.sent[i] for i in silos)
+        return gaussian_multiplier(coins, shuffle.levels, shuffle.parameters)
+
+    for stream, planned in prepared.plan.multipliers.items():  # type: ignore[union-attr]
+        pairs = [multiplier(stream, pair) for pair in combinations(range(3), 2)]
+        assert min(pairs) >= max(planned)
+        assert min(pairs) < 1.01 * max(planned)  # and no more than that
+        assert multiplier(stream, (1,)) < max(planned)  # one silo alone has too few
 
 
 def test_the_messages_of_a_sampled_record_are_accounted_as_one_pair():
