@@ -228,13 +228,14 @@ def test_clip_zero_infinite_and_zero_gradients(engine):
         assert not flat(same).any()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_vmap_over_silos_and_settings_inside_a_compiled_loop(engine):
+# Silos one after the other, two groups that overlap, all in one group.
+@pytest.mark.parametrize(("engine", "microbatch"), [("general", 9), *(("structured", m) for m in (9, 2 * N, 3 * N))])
+def test_vmap_over_silos_and_settings_inside_a_compiled_loop(engine, microbatch):
     loss, y, records = CASES["softplus"]
     x = apart(y, 0.1)
     silos = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf[::-1], jnp.roll(leaf, 3, 0)]), records)
     weights = jnp.abs(draw(3, 3, N))
-    one = partial(clipped_sum, loss, engine=engine, microbatch=9)
+    one = partial(clipped_sum, loss, engine=engine, microbatch=microbatch)
 
     @jax.jit
     def run(clips):
@@ -250,6 +251,20 @@ def test_vmap_over_silos_and_settings_inside_a_compiled_loop(engine):
             silo = jax.tree.map(lambda leaf, j=j: leaf[j], silos)
             want, _ = reference(loss, [x, y], [1.0, -1.0], silo, weights[j], clip)
             assert relative(jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], got), want) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["relu", "regularised", "embedding"])
+@pytest.mark.parametrize("microbatch", [9, 2 * N, 3 * N])
+def test_stacked_silos_equal_silos_on_their_own_also_beside_non_finite_records(case, microbatch):
+    loss, params, (features, targets) = CASES[case]
+    silos = jnp.stack([features, features[::-1], jnp.roll(features, 3, 0)])
+    if features.dtype != jnp.int32:
+        silos = silos.at[1, 4].set(jnp.nan)
+    weights = jnp.abs(draw(3, 3, N)).at[2, 7].set(0)
+    one = jax.jit(lambda f, w: clipped_sum(loss, [params], [1.0], (f, targets), w, 0.7, microbatch=microbatch))
+    got = jax.jit(jax.vmap(one))(silos, weights)
+    for j in range(3):
+        assert relative(jax.tree.map(lambda leaf, j=j: leaf[j], got), flat(one(silos[j], weights[j]))) < 2e-6
 
 
 def clip_of_the_mean(loss, points, coefficients, records, weights, clip, **_):

@@ -116,8 +116,8 @@ def record_factors(
     one = [jnp.float32(1)]
     if found is None:
         return RecordGradients(general.clipped_gradients(loss, [point], one, records, bound, weights > 0))
-    block = structured.clip_block(found, [point], one, records, weights > 0, bound)
-    scaled = [layer.scaled(block.factor) for layer in block.layers]
+    block = structured.clip_block(found, structured.Question([point], one, bound, None), records, weights > 0)
+    scaled = [layer.scaled(block.factor) for layer in block.masked()]
     return LayerFactors(jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), scaled), found.layers)
 
 

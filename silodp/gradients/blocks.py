@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, PyTree
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array, Bool, Float, PyTree
+
+T = TypeVar("T")
 
 
 def sum_in_blocks(
@@ -34,6 +38,74 @@ def sum_in_blocks(
     shapes = jax.eval_shape(block_sum, jax.tree.map(lambda leaf: leaf[:size], records), weights[:size])
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return lax.scan(step, zeros, jnp.arange(blocks))[0]
+
+
+def sum_in_groups(
+    group_sums: Callable[[PyTree, Float[Array, " n"], int], PyTree],
+    silo_sum: Callable[[PyTree, Float[Array, " n"]], PyTree],
+    records: PyTree,
+    weights: Float[Array, "silos n"],
+    size: int,
+) -> PyTree:
+    """Every silo's sum; silos much smaller than a block share one, so that each product is a large one."""
+    silos, n = weights.shape
+    if 2 * n > size:
+        return lax.map(lambda own: silo_sum(*own), (records, weights))
+    groups = -(-silos * n // size)
+    group = -(-silos // groups)
+
+    def sums(start: Array | int) -> PyTree:
+        take = lambda leaf: lax.dynamic_slice_in_dim(leaf, start, group).reshape(-1, *leaf.shape[2:])
+        return group_sums(jax.tree.map(take, records), take(weights), group)
+
+    if groups == 1:
+        return sums(0)
+
+    def step(i: Array, done: PyTree) -> PyTree:
+        # The last group starts early so that all have one shape; some silos are then summed twice, alike.
+        start = jnp.minimum(i * group, silos - group)
+        put = lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, start, 0)
+        return jax.tree.map(put, done, sums(start))
+
+    empty = jax.tree.map(lambda s: jnp.zeros((silos, *s.shape[1:]), s.dtype), jax.eval_shape(sums, 0))
+    return lax.fori_loop(0, -(-silos // group), step, empty)
+
+
+def stackable(one: Callable[..., PyTree], many: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """one(question, records, weights), which under a vmap over records and weights alone becomes `many`."""
+    stacking = custom_vmap(one)
+
+    @stacking.def_vmap
+    def stacked(size: int, batched: Any, question: Any, records: Any, weights: Any) -> tuple[PyTree, PyTree]:
+        asked, *own = batched
+        if any(jax.tree.leaves(asked)) or not all(jax.tree.leaves(own)):
+            axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
+            result = jax.vmap(one, in_axes=axes, axis_size=size)(question, records, weights)
+        else:
+            result = many(question, records, weights)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return stacking
+
+
+def rarely(needed: Bool[Array, ""], rare: Callable[[T], PyTree], usual: Callable[[T], PyTree], given: T) -> PyTree:
+    """`rare(given)` where it is needed; it must be right, if slow, where it is not.
+
+    Under vmap an ordinary cond runs both. Here one branch runs, the rare one for all if any needs it.
+    """
+
+    @custom_vmap
+    def choose(needed: Array, given: Any) -> PyTree:
+        return lax.cond(needed, rare, usual, given)
+
+    @choose.def_vmap
+    def stacked(size: int, batched: tuple[bool, Any], needed: Array, given: Any) -> tuple[PyTree, PyTree]:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched[1])
+        each = lambda function: jax.vmap(function, in_axes=(axes,), axis_size=size)
+        result = rarely(jnp.any(needed), each(rare), each(usual), given)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return choose(needed, given)
 
 
 SMALLEST_SQUARE, UNDERFLOWN = 1e-30, 1e-15

@@ -46,7 +46,7 @@ class DenseFactors(eqx.Module):
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
         total = jnp.zeros(())
         for t in self.terms:
-            seen = weight @ t.inputs
+            seen = (t.inputs.T @ weight.T).T
             seen = seen if bias is None else seen + bias[:, None] * t.constant
             total += jnp.sum(t.cotangents * seen, axis=0)
         return total
@@ -78,9 +78,8 @@ class DenseFactors(eqx.Module):
         return first._replace(cotangents=first.cotangents + share * second.cotangents), rest
 
     def _dot(self, s: Term, t: Term) -> PerRecord:
-        # Features are stored record by record, and XLA sums along rows slowly; as a batched product it does not.
-        dot = jnp.einsum if self.on_record else lambda _, a, b: jnp.sum(a * b, axis=0)
-        inputs = dot("in,in->n", s.inputs, t.inputs)
+        # Features are stored record by record: summed along their rows.
+        inputs = jnp.sum(s.inputs.T * t.inputs.T, axis=1) if self.on_record else jnp.sum(s.inputs * t.inputs, axis=0)
         return inputs + s.constant * t.constant if self.has_bias else inputs
 
 
@@ -163,6 +162,14 @@ def keep_only(factors: Factors, kept: Bool[Array, " n"]) -> Factors:
     """Zero every other record, also where it is not finite: 0 * inf would spoil the sum."""
     clean: Any = lambda leaf: jnp.where(kept, leaf, jnp.zeros_like(leaf))
     return jax.tree.map(clean, factors)
+
+
+def turn_features(factors: Factors) -> Factors:
+    """A layer's inputs records first, or back, if they are features."""
+    if not isinstance(factors, DenseFactors) or not factors.on_record:
+        return factors
+    terms = (term._replace(inputs=term.inputs.T) for term in factors.terms)
+    return DenseFactors(tuple(terms), factors.has_bias, factors.on_record)
 
 
 def _square(x: Array) -> PerRecord:

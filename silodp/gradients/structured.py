@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from math import prod
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from silodp.gradients.blocks import clip_factor, sum_in_blocks
+from silodp.gradients.blocks import clip_factor, rarely, stackable, sum_in_blocks, sum_in_groups
 from silodp.gradients.difference import difference
-from silodp.gradients.factors import Factors, keep_only, make_factors
+from silodp.gradients.factors import Factors, keep_only, make_factors, turn_features
 from silodp.gradients.layers import CONV
 from silodp.gradients.structure import Layer, Structure
 
-# A block's layer inputs and cotangents should stay in the second-level cache.
-BLOCK_BYTES = 4_000_000
+# What a block computes should stay in the second-level cache; its features pass through once.
+BLOCK_BYTES, FEATURE_BYTES = 400_000, 4_000_000
 # |g + r|^2 is expanded; what float32 may lose when g and r nearly cancel is added back, so that clipping stays safe.
 EXPANSION_SLACK = 8 * float(jnp.finfo(jnp.float32).eps)
 
 
 class Clipped(NamedTuple):
-    """A block of records: their factors, which of them count, and the factor that clips each."""
+    """A block of records: their factors, which of them count, the factor that clips each, and whether all are finite.
+
+    Factors of a record that does not count may hold anything: `masked` before they are summed, unless `finite`.
+    """
 
     layers: list[Factors]
     kept: Bool[Array, " n"]
     factor: Float[Array, " n"]
+    finite: Bool[Array, ""]
+
+    def masked(self) -> list[Factors]:
+        return [keep_only(layer, self.kept) for layer in self.layers]
+
+
+class Question(NamedTuple):
+    """What all records are asked. `penalty`: a gradient (as leaves) that is added to every record's before clipping."""
+
+    points: Sequence[PyTree]
+    coefficients: Sequence[Array]
+    clip: Float[Array, ""]
+    penalty: list[Array] | None
 
 
 def clipped_sum(
@@ -39,36 +57,62 @@ def clipped_sum(
     penalty: PyTree | None,
     microbatch: int | None,
 ) -> PyTree:
-    """`penalty`: a gradient that is added to every record's before clipping."""
+    """`penalty`: a gradient that is added to every record's before clipping. Silos stacked by vmap share products."""
     size = microbatch or block_size(structure, len(points))
-    shared = None if penalty is None else jax.tree.leaves(penalty)
-
-    def block_sum(block: PyTree, block_weights: Array) -> list[Array]:
-        clipped = clip_block(structure, points, coefficients, block, block_weights > 0, clip, shared)
-        scale = jnp.where(clipped.kept, block_weights * clipped.factor, 0)
-        summed = sum_layers(structure.layers, clipped.layers, scale, points[0])
-        return summed if shared is None else [s + r * jnp.sum(scale) for s, r in zip(summed, shared, strict=True)]
-
-    summed = sum_in_blocks(block_sum, records, weights, size)
+    question = Question(points, coefficients, clip, None if penalty is None else jax.tree.leaves(penalty))
+    one = lambda question, records, weights: sum_in_blocks(
+        lambda *block: [leaf[0] for leaf in block_sums(structure, question, *block)], records, weights, size
+    )
+    many = lambda question, records, weights: sum_in_groups(
+        lambda *group: block_sums(structure, question, *group), partial(one, question), records, weights, size
+    )
+    summed = stackable(one, many)(question, records, weights)
     return jax.tree.unflatten(jax.tree.structure(points[0]), summed)
 
 
-def clip_block(
-    structure: Structure,
-    points: Sequence[PyTree],
-    coefficients: Sequence[Array],
-    records: PyTree,
-    kept: Bool[Array, " n"],
-    clip: Float[Array, ""],
-    penalty: Sequence[Array] | None = None,
-) -> Clipped:
-    layers = _combine(structure, points, coefficients, records)
+def block_sums(
+    structure: Structure, question: Question, records: PyTree, weights: Float[Array, " n"], silos: int = 1
+) -> list[Float[Array, "silos ..."]]:
+    """Leaves of the sum over each of `silos` equally long runs of the block's records."""
+    clipped = clip_block(structure, question, records, weights > 0)
+    scale = jnp.where(clipped.kept, weights * clipped.factor, 0)
+
+    def add(layers: list[Factors], scale: Array) -> list[Array]:
+        apart = lambda leaf: leaf.reshape(*leaf.shape[:-1], silos, -1)
+        total = lambda layers, scale: sum_layers(structure.layers, layers, scale, question.points[0])
+        if silos == 1:
+            return [leaf[None] for leaf in total(layers, scale)]
+        return jax.vmap(total, in_axes=-2)(*jax.tree.map(apart, (layers, scale)))
+
+    # Masking copies all features. Weight 0 does as well, unless a record's numbers are not finite.
+    summed = rarely(
+        ~clipped.finite,
+        lambda given: add(turned(given[0]).masked(), given[1]),
+        lambda given: add(turned(given[0]).layers, given[1]),
+        (turned(clipped), scale),
+    )
+    if question.penalty is None:
+        return summed
+    total = jnp.sum(scale.reshape(silos, -1), axis=1)
+    return [
+        s + jnp.tensordot(total, jnp.where(jnp.any(total > 0), r, 0), 0)
+        for s, r in zip(summed, question.penalty, strict=True)
+    ]
+
+
+def clip_block(structure: Structure, question: Question, records: PyTree, kept: Bool[Array, " n"]) -> Clipped:
+    layers = _combine(structure, question.points, question.coefficients, records)
     square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))
-    if penalty is not None:
-        square_norms = _shifted_norms(structure, layers, square_norms, penalty)
+    finite = jnp.all(jnp.isfinite(square_norms))
+    if question.penalty is not None:
+        square_norms = _shifted_norms(structure, layers, square_norms, question.penalty)
     kept = kept & jnp.isfinite(square_norms)
-    layers = [keep_only(layer, kept) for layer in layers]
-    return Clipped(layers, kept, clip_factor(jnp.where(kept, square_norms, 0), clip))
+    return Clipped(layers, kept, clip_factor(jnp.where(kept, square_norms, 0), question.clip), finite)
+
+
+def turned(clipped: Clipped) -> Clipped:
+    """Features records first (as they are stored), or back: what passes a branch keeps its layout only that way."""
+    return clipped._replace(layers=[turn_features(layer) for layer in clipped.layers])
 
 
 def sum_layers(layers: Sequence[Layer], factors: Sequence[Factors], scale: Array, like: PyTree) -> list[Array]:
@@ -86,9 +130,10 @@ def block_size(structure: Structure, points: int) -> int:
     """Records per block: what fits the cache; few for convolutions, which are faster in small chunks."""
     if any(layer.kind == CONV for layer in structure.layers):
         return 50
-    size = lambda shape: jnp.zeros(shape).size
-    floats = sum(size(layer.inputs) + 2 * size(layer.output) for layer in structure.layers)
-    return max(32, BLOCK_BYTES // (4 * floats * points))
+    layers = structure.layers
+    features = sum(prod(layer.inputs) for layer in layers if layer.on_record)
+    computed = sum(2 * prod(layer.output) + (0 if layer.on_record else prod(layer.inputs)) for layer in layers)
+    return max(32, min(BLOCK_BYTES // (4 * computed * points), FEATURE_BYTES // (4 * max(1, features))))
 
 
 def _combine(
