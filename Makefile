@@ -24,8 +24,18 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: $(READY)
-	$(BIN)/python bench/engines.py
+# An environment of its own: PyTorch, Opacus and jax-privacy are there for comparison only. ARGS="--quick", or parts.
+bench: .venv-bench/.ready
+	.venv-bench/bin/python -m bench $(ARGS)
+
+# PyTorch comes first and alone: a later resolution then keeps the build that was found. Its sympy wants an older mpmath.
+.venv-bench/.ready: pyproject.toml constraints.txt bench/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	grep -v '^mpmath==' constraints.txt > .venv-bench/constraints.txt
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check -c .venv-bench/constraints.txt \
+		-r bench/requirements.txt -e .
+	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed (set PYTHON=...)"; exit 1; }
@@ -34,4 +44,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-bench

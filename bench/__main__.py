@@ -1,0 +1,95 @@
+"""`python -m bench [PART ...] [--quick]`: measure, then write RESULTS.md and results.png beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PARTS = {
+    "machine": "bench.machine:machine",
+    "values": "bench.gradients:values",
+    "differences": "bench.gradients:differences",
+    "runs": "bench.runs:runs",
+    "sweeps": "bench.runs:sweeps",
+    "compile": "bench.compiling:compiling",
+    "growth": "bench.growth:growth",
+    "cores": "bench.cores:cores",
+}
+NEEDS_DATA = ("runs", "sweeps", "cores")
+HERE = Path(__file__).parent
+# A worker that spins while it waits would be charged to whatever is timed next.
+QUIET_THREADS = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4", "JAX_PLATFORMS": "cpu"}
+ONE_PART = """
+import importlib, json, sys
+module, function = sys.argv[1].split(":")
+found = getattr(importlib.import_module(module), function)(sys.argv[2] == "quick")
+open(sys.argv[3], "w").write(json.dumps(found))
+"""
+
+
+def main() -> None:
+    options = parse()
+    raw = HERE / ("quick.json" if options.quick else "results.json")
+    found: dict[str, Any] = json.loads(raw.read_text()) if options.parts and raw.exists() else {}
+    for part in options.parts or PARTS:
+        found[part] = measured(part, options.quick)
+        raw.write_text(json.dumps(found, indent=1) + "\n")
+    from bench.figure import draw
+    from bench.report import write
+
+    name = "QUICK.md" if options.quick else "RESULTS.md"
+    picture = "quick.png" if options.quick else "results.png"
+    draw(found, HERE / picture)
+    write(found, HERE / name, picture, options.quick)
+    print(f"written: bench/{name}, bench/{picture}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all when left out; others are kept as they are")
+    parser.add_argument("--quick", action="store_true", help="small and rough, to QUICK.md")
+    options = parser.parse_args()
+    if set(options.parts or PARTS) & set(NEEDS_DATA) and not os.environ.get("SILODP_DATA"):
+        raise SystemExit(f"SILODP_DATA is not set: {', '.join(NEEDS_DATA)} need the folder with the datasets' files")
+    return options
+
+
+def measured(part: str, quick: bool) -> dict[str, Any]:
+    """A part in a process of its own, so that no part inherits another's threads, memory or compiled programs."""
+    print(f"{part} ...", flush=True)
+    began, target = time.perf_counter(), HERE / f".{part}.json"
+    command = [sys.executable, "-c", ONE_PART, PARTS[part], "quick" if quick else "full", str(target)]
+    load = os.getloadavg()[0]
+    subprocess.run(command, check=True, env=os.environ | QUIET_THREADS, cwd=HERE.parent)
+    found = json.loads(target.read_text())
+    target.unlink()
+    seconds = time.perf_counter() - began
+    print(f"{part}: {seconds:.0f} s", flush=True)
+    return {
+        "found": found, "seconds": seconds, "load_before": load, "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        "machine": f"{os.cpu_count()} cores, {processor()}", "versions": versions(),
+    }  # fmt: skip
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("silodp", "jax", "numpy", "torch", "opacus", "jax-privacy")}
+
+
+if __name__ == "__main__":
+    main()

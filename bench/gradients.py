@@ -1,0 +1,79 @@
+"""Parts `values` and `differences`: a clipped mean by every peer, checked, timed in turns, and its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench import peers_jax, peers_numpy, peers_torch
+from bench.peer import Build, Peer
+from bench.timing import interleaved, summaries
+from bench.workloads import Tree, Workload, workloads
+
+PEERS: dict[str, Build] = peers_jax.PEERS | peers_torch.PEERS | peers_numpy.PEERS
+FLOOR = "plain gradient, JAX"
+REFERENCE = "silodp structured"
+TOLERANCE = 1e-4
+
+
+def measure(points: int, quick: bool) -> dict[str, Any]:
+    return {work.name: measure_workload(work, points, quick) for work in workloads()}
+
+
+def values(quick: bool) -> dict[str, Any]:
+    return measure(1, quick)
+
+
+def differences(quick: bool) -> dict[str, Any]:
+    return measure(2, quick)
+
+
+def measure_workload(work: Workload, points: int, quick: bool) -> dict[str, Any]:
+    print(f"  {work.name}", flush=True)
+    peers = {name: peer for name, build in PEERS.items() if (peer := build(work, points)) is not None}
+    # The first run of each: later ones may find memory that the last result still holds.
+    memory = {name: peak_memory(peer) for name, peer in peers.items()}
+    checked = {name: agreement(peer, peers) for name, peer in peers.items()}
+    turns, seconds = (4, 2.0) if quick else (30, 10.0)
+    rows = summaries(interleaved({name: peer.run for name, peer in peers.items()}, turns, seconds), FLOOR)
+    for name, peer in peers.items():
+        rows[name] |= {
+            "difference": checked[name], "clipped": peer.clipped, "note": peer.note,
+            "temporary_mb": peer.temporary_mb, "peak_mb": memory[name], "compile_s": peer.compile_seconds,
+        }  # fmt: skip
+        print(f"    {name:38}{rows[name]['cpu_ms'][1]:10.2f} ms CPU {rows[name]['ratio'][1]:9.2f}x", flush=True)
+    return {"peers": rows, "flops": work.flops}
+
+
+def flat(tree: Tree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def agreement(peer: Peer, peers: dict[str, Peer]) -> float:
+    """|its result - the reference| / |the reference|; plain gradients are compared with each other."""
+    reference = peers[REFERENCE] if peer.clipped else peers[FLOOR]
+    expected, found = (flat(p.read(p.run())) for p in (reference, peer))
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def peak_memory(peer: Peer) -> float | None:
+    """Megabytes that a run adds at its peak to what the process holds; None where the system does not say."""
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else a run could use what others have freed
+    Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts again from what is held now
+    before = resident("VmRSS")
+    peer.run()
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> float:
+    """A memory figure of this process, in megabytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return float(line.split()[1]) / 1e3

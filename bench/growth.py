@@ -1,0 +1,85 @@
+"""Part `growth`: how a round's time and memory grow with records, parameters and silos, and a run's with rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from bench.synthetic import LONGEST, Rounds, records
+from bench.timing import clock
+
+
+def growth(quick: bool) -> dict[str, Any]:
+    top = -1 if quick else None  # leaves out the largest
+    return {
+        "records": series("records", [1_000, 10_000, 100_000, 500_000][:top], lambda n: Rounds(records(1, n, 8))),
+        "parameters": series("parameters", [8, 32, 128, 512][:top], wide, of=lambda r: r.parameters),
+        "silos, untrusted": series("silos", [10, 100, 1_000, 10_000][:top], lambda n: Rounds(records(n, 50, 8))),
+        "silos, trusted": series(
+            "silos", [10, 100, 1_000, 10_000][:top], lambda n: Rounds(records(n, 50, 8), "trusted")
+        ),
+        "rounds": lengths(quick),
+        "many silos": many_against_one(1_000 if quick else 10_000),
+    }  # fmt: skip
+
+
+def wide(hidden: int) -> Rounds:
+    return Rounds(records(10, 600, 784, 10), hidden=hidden, activation="sigmoid")
+
+
+def series(
+    axis: str, sizes: Iterable[int], make: Callable[[int], Rounds], of: Callable[[Rounds], int] | None = None
+) -> dict[str, Any]:
+    points = []
+    for size in sizes:
+        rounds = make(size)
+        cost = rounds.cost(many(rounds))
+        points.append({"at": of(rounds) if of else size, "temporary_mb": rounds.temporary_mb} | cost)
+        print(f"  {axis} {points[-1]['at']:,}: {cost['cpu_ms'][1]:.3f} ms CPU a round", flush=True)
+    return {"points": points, "slope": slope(points, "cpu_ms"), "memory_slope": slope(points, "temporary_mb")}
+
+
+def many(rounds: Rounds) -> int:
+    """Rounds that take about half a second."""
+    rounds.run(1)
+    return int(np.clip(0.5 / max(clock(lambda: rounds.run(2))[1], 1e-5), 4, LONGEST - 2))
+
+
+def slope(points: list[dict[str, Any]], key: str) -> float:
+    """Of the larger half on log-log axes: 1 means that twice the size costs twice as much."""
+    value = lambda p: p[key][1] if isinstance(p[key], list) else p[key]
+    half = points[len(points) // 2 - 1 :]
+    logs = np.log([[p["at"], max(value(p), 1e-9)] for p in half])
+    return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+
+
+def lengths(quick: bool) -> dict[str, Any]:
+    """A whole run, measurement at its end included, against its rounds."""
+    rounds = Rounds(records(10, 50, 8), longest=10_000)
+    points = []
+    for count in [100, 1_000, 10_000][: 2 if quick else None]:
+        rounds.run(count)
+        cpu, wall = clock(lambda count=count: rounds.run(count))
+        memory = rounds.temporary_mb
+        points.append({"at": count, "temporary_mb": memory, "cpu_ms": [1e3 * cpu] * 3, "wall_ms": [1e3 * wall] * 3})
+        print(f"  rounds {count:,}: {1e3 * cpu:.1f} ms CPU", flush=True)
+    return {"points": points, "slope": slope(points, "cpu_ms"), "memory_slope": 0.0}
+
+
+def many_against_one(silos: int) -> dict[str, Any]:
+    """So many silos of 50 records against one silo with all of them, in turns."""
+    programs = {
+        "one silo": Rounds(records(1, 50 * silos, 8)),
+        "silos, trusted": Rounds(records(silos, 50, 8), "trusted"),
+        "silos, untrusted": Rounds(records(silos, 50, 8)),
+    }
+    costs = {name: [] for name in programs}
+    for _ in range(3):
+        for name, rounds in programs.items():
+            costs[name].append(rounds.cost(8, tries=1)["cpu_ms"][1])
+    base = np.array(costs["one silo"])
+    ratios = {name: np.percentile(np.array(own) / base, [25, 50, 75]).tolist() for name, own in costs.items()}
+    print(f"  {silos:,} silos of 50 records against one: {ratios}", flush=True)
+    return {"silos": silos, "cpu_ms": {name: float(np.median(own)) for name, own in costs.items()}, "ratio": ratios}

@@ -1,0 +1,134 @@
+"""Peers in JAX: silodp's two engines, the plain gradient, jax-privacy, and per-record gradients by vmap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bench.peer import Build, Peer
+from bench.peers_numpy import clip_of
+from bench.workloads import Workload
+from silodp.gradients import clipped_sum
+
+SIGNS = [1.0, -1.0]
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus
+}  # fmt: skip
+Loss = Callable[[Any, Any], Any]
+
+
+def written_loss(work: Workload) -> Loss:
+    """The loss of one record as one would write it in JAX without silodp."""
+    act = ACTIVATIONS[work.activation]
+
+    def scores(params: Any, h: Any) -> Any:
+        for name in (n for n in params if n.startswith("conv")):
+            h = lax.conv_general_dilated(h[None], params[name]["weight"], (1, 1), "VALID")[0]
+            h = jax.nn.relu(h + params[name]["bias"][:, None, None])
+            h = lax.reduce_window(h, -jnp.inf, lax.max, (1, 2, 2), (1, 2, 2), "VALID")
+        h = h.reshape(-1)
+        dense = [n for n in params if n.startswith("dense")]
+        for name in dense:
+            h = params[name]["weight"] @ h + params[name]["bias"]
+            h = h if name == dense[-1] else act(h)
+        return h
+
+    def loss(params: Any, record: Any) -> Any:
+        z, target = scores(params, record[0]), record[1]
+        if work.loss == "squared":
+            return (z[0] - target) ** 2
+        if work.loss == "logistic":
+            penalty = sum(jnp.sum(x * x / (1 + x * x)) for x in jax.tree.leaves(params))
+            return jax.nn.softplus((1 - 2 * target) * z[0]) + work.penalty * penalty
+        return jax.nn.logsumexp(z) - z[target]
+
+    return loss
+
+
+def compiled(work: Workload, points: int, program: Callable[..., Any], clipped: bool = True, note: str = "") -> Peer:
+    """`program(points, records)` gives the mean."""
+    at = jax.tree.map(jnp.asarray, tuple(work.points(points)))
+    records = (jnp.asarray(work.features), jnp.asarray(work.targets))
+    began = time.perf_counter()
+    ready = jax.jit(program).lower(at, records).compile()
+    seconds = time.perf_counter() - began
+    memory = ready.memory_analysis().temp_size_in_bytes / 1e6
+    run = lambda: jax.block_until_ready(ready(at, records))
+    return Peer(run, lambda tree: jax.tree.map(np.asarray, tree), clipped, note, memory, seconds)
+
+
+def engine(name: str, work: Workload, points: int) -> Peer:
+    clip, count = clip_of(work, points), work.records
+
+    def program(at: Any, records: Any) -> Any:
+        total = clipped_sum(work.model.loss, at, SIGNS[:points], records, jnp.ones(count), clip, engine=name)
+        return jax.tree.map(lambda leaf: leaf / count, total)
+
+    return compiled(work, points, program)
+
+
+def plain(loss_of: Callable[[Workload], Loss], work: Workload, points: int) -> Peer:
+    """ONE gradient of the mean loss, at the first point, whatever the number of points."""
+    loss = loss_of(work)
+    mean = lambda params, records: jnp.mean(jax.vmap(loss, in_axes=(None, 0))(params, records))
+    return compiled(work, 1, lambda at, records: jax.grad(mean)(at[0], records), clipped=False)
+
+
+def own_layers(work: Workload, points: int) -> Peer | None:
+    """LeNet with silodp's convolution (the others are the same program as the hand-written loss)."""
+    return plain(lambda w: w.model.loss, work, points) if work.model.name == "cnn" else None
+
+
+def combined_loss(work: Workload) -> Callable[..., Any]:
+    """A function of a shift whose gradient at 0 is the combination of the gradients at the points."""
+    loss = written_loss(work)
+    add = lambda x, u: jax.tree.map(jnp.add, x, u)
+    return lambda u, at, record: sum(s * loss(add(x, u), record) for s, x in zip(SIGNS, at, strict=False))
+
+
+def jax_privacy(work: Workload, points: int) -> Peer:
+    from jax_privacy import clipped_grad
+
+    options: dict[str, Any] = {
+        "l2_clip_norm": clip_of(work, points), "normalize_by": float(work.records), "keep_batch_dim": False
+    }  # fmt: skip
+    if points == 1:
+        gradient = clipped_grad(written_loss(work), **options)
+        return compiled(work, points, lambda at, records: gradient(at[0], records))
+    shifted = clipped_grad(combined_loss(work), batch_argnums=2, **options)
+    zero = lambda at: jax.tree.map(jnp.zeros_like, at[0])
+    note = "of the difference of two losses, as a function of a common shift"
+    return compiled(work, points, lambda at, records: shifted(zero(at), at, records), note=note)
+
+
+def vmapped(work: Workload, points: int) -> Peer | None:
+    """Per-record gradients by vmap, clipped and averaged; of values, that is what jax-privacy does."""
+    if points == 1:
+        return None
+    loss, clip = written_loss(work), clip_of(work, points)
+
+    def program(at: Any, records: Any) -> Any:
+        grads = [jax.vmap(jax.grad(loss), in_axes=(None, 0))(x, records) for x in at]
+        rows = jax.tree.map(jnp.subtract, *grads)
+        norms = jnp.sqrt(sum(jnp.square(leaf).reshape(work.records, -1).sum(axis=1) for leaf in jax.tree.leaves(rows)))
+        factors = jnp.minimum(1, clip / norms) / work.records
+        return jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), rows)
+
+    return compiled(work, points, program)
+
+
+PEERS: dict[str, Build] = {
+    "plain gradient, JAX": partial(plain, written_loss),
+    "plain gradient, JAX, silodp's layers": own_layers,
+    "silodp structured": partial(engine, "structured"),
+    "silodp general": partial(engine, "general"),
+    "JAX vmap": vmapped,
+    "jax-privacy clipped_grad": jax_privacy,
+}

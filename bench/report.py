@@ -1,0 +1,187 @@
+"""RESULTS.md from what was measured. Nothing is typed in by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench import targets
+
+Rows = list[list[str]]
+
+
+def write(found: dict[str, Any], path: Path, picture: str, quick: bool) -> None:
+    sections = [heading(found, picture, quick)]
+    for part, section in SECTIONS.items():
+        if part in found:
+            sections.append(section(found[part]["found"], found))
+    path.write_text("\n\n".join(sections) + "\n")
+
+
+def markdown(head: list[str], rows: Rows) -> str:
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    rule = "|" + "---|" + "---:|" * (len(head) - 1)
+    return "\n".join([line(head), rule, *map(line, rows)])
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def spread(quartiles: list[float]) -> str:
+    low, middle, high = quartiles
+    return f"{number(middle)} ({number(low)}-{number(high)})"
+
+
+def heading(found: dict[str, Any], picture: str, quick: bool) -> str:
+    first = next(iter(found.values()))
+    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    measured = markdown(
+        ["part", "measured (UTC)", "took, s", "load before"],
+        [[p, own["when"], f"{own['seconds']:.0f}", f"{own['load_before']:.1f}"] for p, own in found.items()],
+    )
+    warning = "\n\n**A quick try: few repetitions, short runs. Not for quoting.**" if quick else ""
+    return f"""# Results of `make bench`
+
+Written by `python -m bench`; docs/performance.md says how to read it. Times are CPU time of all threads, so ratios hold
+on a busy machine; programs of a table ran in turns in one process. Medians, quartiles in brackets.{warning}
+
+{first["machine"]}; {versions}.
+
+## What must be shown
+
+{markdown(["work", "promise", "target", "reached", "met"], targets.table(found))}
+
+![CPU time of a clipped mean, and growth of a round]({picture})
+
+{measured}"""
+
+
+def gradient_section(title: str, text: str) -> Any:
+    def section(found: dict[str, Any], everything: dict[str, Any]) -> str:
+        parts = [f"## {title}\n\n{text}"]
+        for work, own in found.items():
+            head = [
+                work,
+                "CPU ms",
+                "over plain JAX",
+                "wall ms",
+                "grown, MB",
+                "XLA temp., MB",
+                "compile, s",
+                "differs by",
+            ]
+            parts.append(markdown(head, [gradient_row(name, row) for name, row in own["peers"].items()]))
+            notes = [f"{name}: {row['note']}." for name, row in own["peers"].items() if row["note"]]
+            parts += [" ".join(notes)] if notes else []
+            parts += (
+                [reached(own, everything)] if "machine" in everything and title.startswith("Clipped mean of v") else []
+            )
+        return "\n\n".join(parts)
+
+    return section
+
+
+def gradient_row(name: str, row: dict[str, Any]) -> list[str]:
+    gap = f"{row['difference']:.0e}" + ("" if row["difference"] < 1e-4 else " (not the same)")
+    return [
+        name, spread(row["cpu_ms"]), spread(row["ratio"]), number(row["wall_ms"][1]), number(row["peak_mb"]),
+        number(row["temporary_mb"]), number(row["compile_s"]), gap,
+    ]  # fmt: skip
+
+
+def reached(own: dict[str, Any], everything: dict[str, Any]) -> str:
+    """The part of one core's GEMM peak that the plain gradient's products make of the time."""
+    peak = everything["machine"]["found"]["1 thread"]["GEMM, JAX, Gflop/s"]
+    share = lambda name: own["flops"] / (own["peers"][name]["cpu_ms"][1] / 1e3) / 1e9 / peak
+    names = ("plain gradient, JAX", "silodp structured", "plain gradient, PyTorch")
+    parts = ", ".join(f"{name} {100 * share(name):.0f}%" for name in names)
+    return f"{own['flops'] / 1e9:.3g} Gflop of products in a gradient; of one core's GEMM peak: {parts}."
+
+
+def machine_section(found: dict[str, Any], _: Any) -> str:
+    names = list(found["1 thread"])
+    rows = [[threads, *(number(limits[name]) for name in names)] for threads, limits in found.items()]
+    text = "Best of some tries, wall time. A busy machine shows less on all cores than it has."
+    return f"## The machine's limits\n\n{text}\n\n{markdown(['', *names], rows)}"
+
+
+def runs_section(found: dict[str, Any], _: Any) -> str:
+    text = """The same algorithm, noise included; silodp compiled beforehand (its compile time stands beside). The loops
+are timed on fewer rounds and scaled. Without noise, on full batches and with nothing dropped, a loop's point after five
+rounds differs from silodp's by the last column (relative to the way moved)."""
+    parts = [f"## Whole runs\n\n{text}"]
+    for name, run in found.items():
+        head = [f"{name}, {run['rounds']:,} rounds", "CPU s", "over silodp", "wall s", "rounds timed", "differs by"]
+        parts.append(markdown(head, [run_row(n, row, run["rounds"]) for n, row in run["rows"].items()]))
+        share = f"Compile: {run['compile_s']:.1f} s. Noise is {100 * run['noise_share']:.0f}% of silodp's time."
+        parts.append(share)
+    return "\n\n".join(parts)
+
+
+def run_row(name: str, row: dict[str, Any], rounds: int) -> list[str]:
+    gap = f"{row['difference']:.0e}" if "difference" in row else ""
+    timed = f"{row.get('rounds_timed', rounds):,}"
+    return [name, spread(row["cpu_s"]), spread(row["ratio"]), number(row["wall_s"][1]), timed, gap]
+
+
+def sweeps_section(found: dict[str, Any], _: Any) -> str:
+    rows = [[n, spread(r["cpu_s"]), spread(r["ratio"]), number(r["wall_s"][1])] for n, r in found["rows"].items()]
+    seconds = ", ".join(f"{name} {s:.1f} s" for name, s in found["compile_s"].items())
+    head = [f"DIFF2-GD 8-10-1, {found['rounds']:,} rounds", "CPU s", "over one run", "wall s"]
+    return f"## Sweeps\n\n{markdown(head, rows)}\n\nCompile: {seconds}."
+
+
+def compile_section(found: dict[str, Any], _: Any) -> str:
+    rows = [[n, r["trust"], f"{r['compile_s']:.1f}", f"{r['opening_s']:.1f}"] for n, r in found.items()]
+    text = "MLP 784-64-10, 10 silos. The start is the state before the first round and its history row."
+    head = ["algorithm", "trust", "the run, s", "the start, s"]
+    return f"## Compile times\n\n{text}\n\n{markdown(head, rows)}"
+
+
+def growth_section(found: dict[str, Any], _: Any) -> str:
+    text = """A round of DIFF2-GD on differences (`rounds`: a whole run). Slopes are those of the larger half on log-log
+axes: 1 means that twice the size costs twice as much."""
+    rows = []
+    for axis, series in found.items():
+        if axis == "many silos":
+            continue
+        for p in series["points"]:
+            rows.append(
+                [axis, f"{p['at']:,}", number(p["cpu_ms"][1]), number(p["wall_ms"][1]), number(p["temporary_mb"])]
+            )
+        rows.append([f"**{axis}: slope**", "", f"**{series['slope']:.2f}**", "", f"**{series['memory_slope']:.2f}**"])
+    many = found["many silos"]
+    costs = [[n, number(ms), spread(many["ratio"][n])] for n, ms in many["cpu_ms"].items()]
+    head = [f"{many['silos']:,} silos of 50 records", "CPU ms a round", "over one silo"]
+    table = markdown(["axis", "at", "CPU ms", "wall ms", "XLA temp., MB"], rows)
+    return f"## Growth\n\n{text}\n\n{table}\n\n{markdown(head, costs)}"
+
+
+def cores_section(found: dict[str, Any], _: Any) -> str:
+    parts = ["## Two cores\n\nEight runs, compiled beforehand."]
+    for case, ways in found.items():
+        rows = [[way, number(t.get("wall_s")) or "failed", number(t.get("cpu_s"))] for way, t in ways.items()]
+        parts.append(markdown([case, "wall s", "CPU s"], rows))
+    return "\n\n".join(parts)
+
+
+VALUES = """sum of clip(gradient of a record) / records. Every peer's result is compared with silodp's (the plain
+gradients with each other) before it is timed. *Grown*: how far the process's memory rises during one run above what it
+held before, with inputs loaded, programs compiled, and freed memory given back to the system."""
+DIFFERENCES = """sum of clip(gradient at x - gradient at y of a record) / records: one clip for the difference. Two
+clipped passes, subtracted, are not the same thing (their sensitivity is that of two values, however close x and y are),
+so Opacus ghost clipping has no row; Opacus hooks gives per-record gradients, which are subtracted and clipped by hand.
+The plain gradients stand for ONE point."""
+SECTIONS: dict[str, Any] = {
+    "values": gradient_section("Clipped mean of values", VALUES),
+    "differences": gradient_section("Clipped mean of differences", DIFFERENCES),
+    "runs": runs_section,
+    "sweeps": sweeps_section,
+    "compile": compile_section,
+    "growth": growth_section,
+    "cores": cores_section,
+    "machine": machine_section,
+}

@@ -1,0 +1,94 @@
+"""What the project promises about speed, and what was reached: the first table of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+MLP, LENET = "MLP 784-64-10 x 6,000", "LeNet x 500"
+MU2 = "mu2, MNIST, M = 1,"
+PLAIN, OURS = "plain gradient, JAX", "silodp structured"
+Found = dict[str, Any]
+
+
+class Target(NamedTuple):
+    part: str
+    work: str
+    promise: str
+    value: Callable[[Any], float | None]
+    limit: float
+    at_most: bool
+    unit: str = "x"
+
+
+def peers(found: Any, work: str) -> dict[str, Any]:
+    return found[work]["peers"]
+
+
+def ratio(work: str, over: str, under: str) -> Callable[[Any], float | None]:
+    """Median CPU time of one peer over another's."""
+    return lambda found: peers(found, work)[over]["cpu_ms"][1] / peers(found, work)[under]["cpu_ms"][1]
+
+
+def extra_memory(found: Any) -> float | None:
+    """The larger of what the process grew by and what XLA reserves."""
+    row = peers(found, MLP)[OURS]
+    return max(row["peak_mb"], row["temporary_mb"])
+
+
+def loop_ratio(start: str) -> Callable[[Any], float | None]:
+    def value(found: Any) -> float | None:
+        return next(
+            (run["rows"]["PyTorch loop"]["ratio"][1] for name, run in found.items() if name.startswith(start)), None
+        )
+
+    return value
+
+
+def worst_compile(found: Any) -> float:
+    return max(row["compile_s"] for row in found.values())
+
+
+TARGETS = [
+    Target("values", f"values, {MLP}", "over the plain JAX gradient", ratio(MLP, OURS, PLAIN), 1.15, True),
+    Target("values", "", "faster than Opacus hooks", ratio(MLP, "Opacus hooks", OURS), 100, False),
+    Target("values", "", "faster than Opacus ghost clipping", ratio(MLP, "Opacus ghost clipping", OURS), 2.5, False),
+    Target("values", "", "faster than jax-privacy", ratio(MLP, "jax-privacy clipped_grad", OURS), 25, False),
+    Target("differences", f"differences, {MLP}", "over ONE plain JAX gradient", ratio(MLP, OURS, PLAIN), 2.3, True),
+    Target("values", f"values, {LENET}", "over the one-piece plain JAX gradient", ratio(LENET, OURS, PLAIN), 0.8, True),
+    Target("values", "", "over Opacus ghost clipping", ratio(LENET, OURS, "Opacus ghost clipping"), 1.0, True),
+    Target("values", f"extra memory, values, {MLP}", "at the peak", extra_memory, 40, True, " MB"),
+    Target("differences", f"extra memory, differences, {MLP}", "at the peak", extra_memory, 40, True, " MB"),
+    Target("runs", "DIFF2-GD 8-10-1, whole run", "faster than the eager PyTorch loop", loop_ratio("DIFF2"), 20, False),
+    Target("runs", "mu2 M = 1, whole run", "faster than the eager PyTorch loop", loop_ratio(MU2), 20, False),
+    Target(
+        "sweeps", "16-setting sweep of DIFF2-GD 8-10-1", "over one run",
+        lambda found: found["rows"]["16 settings in one program"]["ratio"][1], 6, True,
+    ),
+    Target(
+        "growth", "a round of 10,000 silos of 50 records, untrusted", "over one silo with 500,000",
+        lambda found: found["many silos"]["ratio"]["silos, untrusted"][1], 2, True,
+    ),
+    Target(
+        "growth", "the same, trusted server", "over one silo with 500,000",
+        lambda found: found["many silos"]["ratio"]["silos, trusted"][1], 2, True,
+    ),
+    Target("compile", "compiling any registered algorithm on the MLP", "at the longest", worst_compile, 10, True, " s"),
+]  # fmt: skip
+
+
+def table(found: Found) -> list[list[str]]:
+    rows = []
+    for target in TARGETS:
+        value = target.value(found[target.part]["found"]) if target.part in found else None
+        sign = "<=" if target.at_most else ">="
+        rows.append([target.work, target.promise, f"{sign} {target.limit:g}{target.unit}", *outcome(target, value)])
+    return rows
+
+
+def outcome(target: Target, value: float | None) -> list[str]:
+    if value is None:
+        return ["not measured", ""]
+    met = value <= target.limit if target.at_most else value >= target.limit
+    missed = value / target.limit if target.at_most else target.limit / value
+    return [f"{value:.3g}{target.unit}", "yes" if met else f"NO, by {missed:.2f}x"]

@@ -1,0 +1,71 @@
+"""Programs timed in turns, so that a busy machine slows them alike; CPU time of all threads, and wall time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+LEAST_SAMPLE = 0.004  # seconds: shorter programs are called several times for one sample
+FEWEST = 3  # samples of even the slowest program
+REST = 0.002  # for thread pools to fall asleep: a spinning worker would be charged to the next program
+
+Quartiles = list[float]  # 25%, 50%, 75%
+
+
+@dataclass
+class Samples:
+    """CPU and wall seconds of a program, by turn."""
+
+    cpu: dict[int, float] = field(default_factory=dict)
+    wall: dict[int, float] = field(default_factory=dict)
+
+    def summary(self, base: Samples) -> dict[str, Any]:
+        return {
+            "cpu_ms": quartiles([1e3 * s for s in self.cpu.values()]),
+            "wall_ms": quartiles([1e3 * s for s in self.wall.values()]),
+            "ratio": quartiles([s / base.cpu[t] for t, s in self.cpu.items() if t in base.cpu]),
+            "samples": len(self.cpu),
+        }
+
+
+def quartiles(values: list[float]) -> Quartiles:
+    return [float(q) for q in np.percentile(values, [25, 50, 75])]
+
+
+def clock(run: Callable[[], Any], calls: int = 1) -> tuple[float, float]:
+    """CPU and wall seconds of one call."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.process_time() - cpu) / calls, (time.perf_counter() - wall) / calls
+
+
+def interleaved(programs: Mapping[str, Callable[[], Any]], turns: int, seconds: float) -> dict[str, Samples]:
+    """Every program in every turn; one that would take more than its part of `seconds` sits out some of them."""
+    share = seconds / len(programs)
+    pace = {name: _pace(run, turns, share) for name, run in programs.items()}
+    samples = {name: Samples() for name in programs}
+    for turn in range(turns):
+        for name, run in programs.items():
+            calls, stride = pace[name]
+            if turn % stride == 0:
+                time.sleep(REST)
+                samples[name].cpu[turn], samples[name].wall[turn] = clock(run, calls)
+    return samples
+
+
+def _pace(run: Callable[[], Any], turns: int, share: float) -> tuple[int, int]:
+    """Calls in a sample, and turns from one sample to the next. The programs have run before: they are warm."""
+    once = max(clock(run)[1], 1e-7)
+    calls = max(1, ceil(LEAST_SAMPLE / once))
+    stride = max(1, ceil(turns * once * calls / share))
+    return calls, min(stride, max(1, turns // FEWEST))
+
+
+def summaries(samples: Mapping[str, Samples], base: str) -> dict[str, dict[str, Any]]:
+    return {name: own.summary(samples[base]) for name, own in samples.items()}
