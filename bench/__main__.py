@@ -37,17 +37,23 @@ open(sys.argv[3], "w").write(json.dumps(found))
 def main() -> None:
     options = parse()
     raw = HERE / ("quick.json" if options.quick else "results.json")
-    found: dict[str, Any] = json.loads(raw.read_text()) if options.parts and raw.exists() else {}
+    if not options.parts:
+        raw.unlink(missing_ok=True)
     for part in options.parts or PARTS:
-        found[part] = measured(part, options.quick)
+        new = measured(part, options.quick)
+        found: dict[str, Any] = json.loads(raw.read_text()) if raw.exists() else {}
+        found[part] = new
         raw.write_text(json.dumps(found, indent=1) + "\n")
+        publish(found, options.quick)
+
+
+def publish(found: dict[str, Any], quick: bool) -> None:
     from bench.figure import draw
     from bench.report import write
 
-    name = "QUICK.md" if options.quick else "RESULTS.md"
-    picture = "quick.png" if options.quick else "results.png"
+    name, picture = ("QUICK.md", "quick.png") if quick else ("RESULTS.md", "results.png")
     draw(found, HERE / picture)
-    write(found, HERE / name, picture, options.quick)
+    write(found, HERE / name, picture, quick)
     print(f"written: bench/{name}, bench/{picture}")
 
 

@@ -47,11 +47,11 @@ class Loop:
 
     def __init__(self, case: Case, prepared: Prepared, backend: Backend):
         self.case, self.backend = case, backend
-        self.options = prepared.config.algorithm
+        self.options: Any = prepared.config.algorithm
         self.silos = [(backend.load(a), backend.load(b)) for a, b in silo_arrays(prepared)]
         self.x = backend.load(np.asarray(prepared.setting.x0))
         self.size = prepared.parts.objective.parameters
-        self.algorithm = prepared.parts.algorithm
+        self.algorithm: Any = prepared.parts.algorithm
         noise = prepared.parts.channel.multipliers
         self.noise = {name: float(values[0]) for name, values in noise.items()}
 
@@ -67,7 +67,7 @@ class Diff2(Loop):
         super().__init__(case, prepared, backend)
         self.trusted = prepared.config.privacy.trust == "trusted"
         self.previous, self.v = self.x, None
-        self.capped = prepared.parts.algorithm.capped
+        self.capped = self.algorithm.capped
         if stacked and self.trusted:
             together = [backend.stack(part) for part in zip(*self.silos, strict=True)]
             self.count, self.silos = len(self.silos), [(together[0], together[1])]
@@ -127,7 +127,8 @@ class Soteria(Loop):
 
     def __init__(self, case: Case, prepared: Prepared, backend: Backend, stacked: bool):
         super().__init__(case, prepared, backend)
-        self.rate = shift_rate(prepared.parts.channel.compressor.omega(self.size))
+        channel: Any = prepared.parts.channel
+        self.rate = shift_rate(channel.compressor.omega(self.size))
         self.shifts: list[Any] = [0 * self.x for _ in self.silos]
         self.shift = 0 * self.x
 

@@ -57,7 +57,7 @@ def compiled(work: Workload, points: int, program: Callable[..., Any], clipped: 
     at = jax.tree.map(jnp.asarray, tuple(work.points(points)))
     records = (jnp.asarray(work.features), jnp.asarray(work.targets))
     began = time.perf_counter()
-    ready = jax.jit(program).lower(at, records).compile()
+    ready: Any = jax.jit(program).lower(at, records).compile()
     seconds = time.perf_counter() - began
     memory = ready.memory_analysis().temp_size_in_bytes / 1e6
     run = lambda: jax.block_until_ready(ready(at, records))
@@ -108,15 +108,13 @@ def jax_privacy(work: Workload, points: int) -> Peer:
     return compiled(work, points, lambda at, records: shifted(zero(at), at, records), note=note)
 
 
-def vmapped(work: Workload, points: int) -> Peer | None:
-    """Per-record gradients by vmap, clipped and averaged; of values, that is what jax-privacy does."""
-    if points == 1:
-        return None
+def vmapped(work: Workload, points: int) -> Peer:
+    """Per-record gradients by vmap, clipped and averaged."""
     loss, clip = written_loss(work), clip_of(work, points)
 
     def program(at: Any, records: Any) -> Any:
         grads = [jax.vmap(jax.grad(loss), in_axes=(None, 0))(x, records) for x in at]
-        rows = jax.tree.map(jnp.subtract, *grads)
+        rows = grads[0] if points == 1 else jax.tree.map(jnp.subtract, *grads)
         norms = jnp.sqrt(sum(jnp.square(leaf).reshape(work.records, -1).sum(axis=1) for leaf in jax.tree.leaves(rows)))
         factors = jnp.minimum(1, clip / norms) / work.records
         return jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), rows)

@@ -55,7 +55,7 @@ def record_losses(loss: str, scores: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores, targets, reduction="none")
 
 
-def penalty(work: Shape, params: Any) -> Tensor | float:
+def penalty(work: Shape, params: Any) -> Any:
     return work.penalty * sum((x * x / (1 + x * x)).sum() for x in params) if work.penalty else 0.0
 
 
@@ -113,13 +113,13 @@ def func_vmap(work: Workload, points: int) -> Peer:
 
 def opacus_hooks(work: Workload, points: int) -> Peer:
     """One point: Opacus's own optimizer clips. Two points: its per-record gradients, subtracted and clipped by hand."""
-    nets = [GradSampleModule(Net(point, work.activation)) for point in work.points(points)]
+    nets: list[Any] = [GradSampleModule(Net(point, work.activation)) for point in work.points(points)]
     features, targets = batch(work)
     clip, count = clip_of(work, points), work.records
     sgd = torch.optim.SGD(nets[0].parameters(), lr=1.0)
     optimizer = DPOptimizer(sgd, noise_multiplier=0.0, max_grad_norm=clip, expected_batch_size=count)
 
-    def rows_at(net: GradSampleModule) -> None:
+    def rows_at(net: Any) -> None:
         net.zero_grad(set_to_none=True)
         record_losses(work.loss, net(features), targets).mean().backward()
         for p in net.parameters() if work.penalty else ():
@@ -145,8 +145,9 @@ def opacus_hooks(work: Workload, points: int) -> Peer:
 def opacus_ghost(work: Workload, points: int) -> Peer | None:
     if points == 2:
         return None  # it only ever sees one point: two clipped passes are not a clipped difference
-    clip, count = clip_of(work, points), work.records
-    net = GradSampleModuleFastGradientClipping(
+    clip: Any = clip_of(work, points)
+    count = work.records
+    net: Any = GradSampleModuleFastGradientClipping(
         Net(work.point(0), work.activation), max_grad_norm=clip, use_ghost_clipping=True
     )
     features, targets = batch(work)

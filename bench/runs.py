@@ -96,7 +96,7 @@ def trajectory_gap(case: Case, name: str) -> float:
 
 def sweeps(quick: bool) -> dict[str, Any]:
     """16 settings in one program, 16 runs one after another, and one run, of DIFF2-GD."""
-    rounds = 200 if quick else 1000
+    rounds = 50 if quick else 300
     case = diff2()
     prepared = case.prepared(rounds=rounds)
     steps = [0.125 * 0.8**i for i in range(16)]

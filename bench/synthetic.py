@@ -73,4 +73,5 @@ class Rounds:
 
     @property
     def temporary_mb(self) -> float:
-        return self.compiled.advance.compiled.memory_analysis().temp_size_in_bytes / 1e6
+        advance: Any = self.compiled.advance
+        return advance.compiled.memory_analysis().temp_size_in_bytes / 1e6

@@ -27,7 +27,13 @@ def peers(found: Any, work: str) -> dict[str, Any]:
 
 def ratio(work: str, over: str, under: str) -> Callable[[Any], float | None]:
     """Median CPU time of one peer over another's."""
-    return lambda found: peers(found, work)[over]["cpu_ms"][1] / peers(found, work)[under]["cpu_ms"][1]
+
+    def value(found: Any) -> float | None:
+        if work not in found:
+            return None
+        return peers(found, work)[over]["cpu_ms"][1] / peers(found, work)[under]["cpu_ms"][1]
+
+    return value
 
 
 def extra_memory(found: Any) -> float | None:

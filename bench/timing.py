@@ -64,7 +64,8 @@ def _pace(run: Callable[[], Any], turns: int, share: float) -> tuple[int, int]:
     once = max(clock(run)[1], 1e-7)
     calls = max(1, ceil(LEAST_SAMPLE / once))
     stride = max(1, ceil(turns * once * calls / share))
-    return calls, min(stride, max(1, turns // FEWEST))
+    fewest = FEWEST if turns > 2 * FEWEST else 1
+    return calls, min(stride, max(1, turns // fewest))
 
 
 def summaries(samples: Mapping[str, Samples], base: str) -> dict[str, dict[str, Any]]:
