@@ -15,7 +15,9 @@ from silodp.account import account, draw_curves
 from silodp.channels import BinomialServer
 from silodp.config import AlgorithmConfig, Config, ConfigError, parse_config
 from silodp.data import FederatedData, SiloData
-from silodp.privacy.binomial import gaussian_multiplier
+from silodp.planning import plan_of
+from silodp.privacy.binomial import collusion_levels, gaussian_multiplier
+from silodp.privacy.certificate import Context, certificate
 from silodp.privacy.printed import Case, formula_of
 from silodp.privacy.shuffled import Shuffled, calibrate_eps0, epsilon
 from silodp.run import sweep as machinery
@@ -58,6 +60,18 @@ def test_golden_noise_of_pvec():
     of_the_sum = release["std_over_clip"] * SILOS * RECORDS
     assert of_the_sum == pytest.approx(225.05, rel=5e-3)
     assert of_the_sum < 245
+
+
+def test_what_a_silos_own_coins_leave_of_pvec():
+    config = paper_setting(0.8, "dp-gd", randomizer="pvec", grid=200, step_size=0.1, clip=1.0, weights="size")
+    names = tuple(map(str, range(SILOS)))
+    plan = plan_of(config, (RECORDS,) * SILOS, names, 101)
+    assert plan is not None
+    statement = certificate(plan, [plan.spent(i) for i in range(SILOS)], Context("dp-gd", names))["silos"][0]
+    levels = collusion_levels(122_710, SILOS * RECORDS, RECORDS, 200, 101, ROUNDS, config.privacy.delta)
+    assert statement["epsilon"] == pytest.approx(levels.shuffled, rel=2e-3)
+    assert statement["collusion"]["other_silos_collude"] == pytest.approx(levels.other_silos_collude, rel=2e-3)
+    assert statement["collusion"]["masks_are_broken"] == statement["collusion"]["other_silos_collude"]
 
 
 def test_the_coins_of_any_silos_that_may_meet_in_a_round_suffice(data):

@@ -67,7 +67,7 @@ ONE_BATCH: dict[str, Any] = {"batch_first": None}
 NONCONVEX = "(sqrt(d) / (n sqrt(N) eps))^(4/3) untrusted"
 CONVEX = "sqrt(d) / (n N eps) trusted, sqrt(d) / (n sqrt(N) eps) untrusted"
 ANCHORED = "32 d (+ 32 d at an anchor)"
-SUMS = "d small integers a record"
+SUMS = "32 (d + 1)"
 COMPRESSED: dict[str, Any] = {
     "rate": "sqrt((1+omega) d) / (n sqrt(N) eps)", "bits": "the compressor's: rand-k 32 k + 64"
 }  # fmt: skip

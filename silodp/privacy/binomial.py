@@ -24,7 +24,7 @@ from silodp.privacy.shuffled import Levels, local_epsilon
 from silodp.shuffle.coins import centred_probabilities
 
 _TAIL = 9.0  # deviations up to which the slope is taken
-_FEWEST_BITS = 2_000
+FEWEST_BITS = 2_000
 _ORDERS = np.concatenate([np.linspace(1.05, 12, 400), np.geomspace(12, 4096, 400)])
 
 
@@ -37,8 +37,8 @@ class Dominating(NamedTuple):
 
 def dominating_gaussian(bits: int, largest_shift: float) -> Dominating:
     """The Gaussian noise that `bits` fair coins are at least as private as, per coordinate."""
-    if bits < _FEWEST_BITS:
-        raise ValueError(f"bits must be at least {_FEWEST_BITS} for a tight bound, not {bits}")
+    if bits < FEWEST_BITS:
+        raise ValueError(f"bits must be at least {FEWEST_BITS} for a tight bound, not {bits}")
     below = np.cumsum(centred_probabilities(bits, _TAIL + 4))
     middle = below.size // 2
     first = max(0, middle - math.ceil(_TAIL * math.sqrt(bits) / 2))

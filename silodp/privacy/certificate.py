@@ -14,9 +14,10 @@ import numpy as np
 
 from silodp.core import Account, Stream
 from silodp.privacy import accountant, events
+from silodp.privacy.binomial import FEWEST_BITS, dominating_gaussian, sensitivity
 from silodp.privacy.events import Sampling, Spent
 from silodp.privacy.messages import Messages
-from silodp.privacy.plan import MESSAGE, Plan, planned
+from silodp.privacy.plan import MESSAGE, Plan, divisors, planned
 
 SIMULATED = "simulation: seeded noise, not private"
 NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
@@ -41,7 +42,7 @@ HONEST["shuffled"] = [
 VIEWS["pvec"] = "the sums over all silos' records of rounded integers and coins, in every round, and no part of them"
 HONEST["pvec"] = [
     "the silo itself: its software clips, rounds, draws fresh coins for every record and tells nobody",
-    "whoever adds up the records' integers (the shuffle of single bits): only sums come out",
+    "the server: it passes the silos' public keys on unchanged (fingerprints show it), so that masks hide each part",
     "the other silos: their coins really are in every sum",
 ]
 COLLUSION = {
@@ -145,7 +146,7 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent], context: Context
         "gdp_mu": accountant.gdp(own),
         "curve": curve_points(own, epsilon),
         "releases": [release_line(s, float(plan.std_over_clip(s.releases.stream)[silo])) for s in own],
-        "collusion": collusion(own, delta),
+        "collusion": collusion(own, delta) if not summed(plan) else summed_collusion(plan, silo, own),
         "several_records_of_one_person": [
             {"records": k, "epsilon": accountant.group_epsilon(own, delta, k), "delta": delta} for k in (2, 5)
         ],
@@ -170,6 +171,33 @@ def collusion(own: Sequence[Spent], delta: float) -> dict[str, float] | None:
         "other_silos_collude": changed(Messages.without_other_silos),
         "shuffler_colludes": changed(Messages.without_shuffler),
     }
+
+
+def summed(plan: Plan) -> bool:
+    return plan.federates.shuffle is not None and plan.federates.shuffle.randomizer == "pvec"
+
+
+def summed_collusion(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, float]:
+    """What is left of P_vec's sums when only this silo's own coins are secret.
+
+    The same holds if the masks between silos are broken: the server then reads the silo's part of each sum.
+    """
+    shuffle, lost, left = plan.federates.shuffle, 0.0, []
+    assert shuffle is not None
+    shift = sensitivity(shuffle.levels, shuffle.parameters)
+    for spent in own:
+        shares = divisors(plan.streams, plan.federates, spent.releases.stream)
+        fewest = sum(sorted(shares)[: plan.federates.participation])  # records in a round that the plan counts on
+        # Fewer coins than there are: their Gaussian equivalent has been rounded down already.
+        coins = (2 * spent.multiplier * shift) ** 2 * shares[silo] / fewest
+        if coins < FEWEST_BITS:
+            return dict.fromkeys(("other_silos_collude", "masks_are_broken"), math.inf)
+        noise = dominating_gaussian(int(coins), shift)
+        lost += spent.releases.count * shuffle.parameters * noise.lost
+        left.append(replace(spent, multiplier=noise.std / shift))
+    delta = plan.target.delta - lost
+    epsilon = accountant.epsilon(left, delta) if delta > 0 else math.inf
+    return {"other_silos_collude": epsilon, "masks_are_broken": epsilon}
 
 
 def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:

@@ -155,10 +155,13 @@ class Experiment(Section):
 
     def units(self) -> Iterator[Unit]:
         for panel in self.panels:
-            for line in self.lines:
-                if line.panels is None or panel.name in line.panels:
-                    for column in line.columns:
-                        yield Unit(self, panel, line, column)
+            for line in self.lines_of(panel.name):
+                for column in line.columns:
+                    yield Unit(self, panel, line, column)
+
+    def lines_of(self, panel: str) -> list[Line]:
+        """A line whose settings differ between panels is described once for each kind of panel, under one name."""
+        return [line for line in self.lines if line.panels is None or panel in line.panels]
 
     def quickly(self) -> Experiment:
         """The same with one seed, a few settings and maybe fewer levels and rounds."""

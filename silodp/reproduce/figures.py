@@ -35,7 +35,7 @@ def draw(experiment: Experiment, results: Results, path: Path) -> None:
 
 def draw_lines(axes: Axes, experiment: Experiment, results: Results, panel: str, metric: int, axis: str) -> None:
     shown = experiment.metrics[metric]
-    for number, line in enumerate(experiment.lines):
+    for number, line in enumerate(experiment.lines_of(panel)):
         for column in line.columns:
             result = results.get((panel, line.name, column))
             if result is not None:

@@ -93,7 +93,7 @@ def panel_rows(
     experiment: Experiment, results: Results, panel: str, level: float | None, number: int, metric: Metric
 ) -> Iterator[Row]:
     best = best_cell(experiment, results, panel, level, number)
-    for line in experiment.lines:
+    for line in experiment.lines_of(panel):
         cells: dict[Column, Cell] = {}
         for column in line.columns:
             cell = cell_of(results.get((panel, line.name, column)), level, number)
@@ -125,7 +125,7 @@ def best_cell(experiment: Experiment, results: Results, panel: str, level: float
     """The best private line with exact noise: the paper's own or one that silodp adds."""
     cells = [
         cell_of(results.get((panel, line.name, column)), level, metric)
-        for line in experiment.lines
+        for line in experiment.lines_of(panel)
         for column in line.columns
         if column != "published"
     ]
