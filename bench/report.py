@@ -104,7 +104,9 @@ def reached(own: dict[str, Any], everything: dict[str, Any]) -> str:
 def machine_section(found: dict[str, Any], _: Any) -> str:
     names = list(found["1 thread"])
     rows = [[threads, *(number(limits[name]) for name in names)] for threads, limits in found.items()]
-    text = "Best of some tries, wall time. A busy machine shows less on all cores than it has."
+    text = (
+        "Best of some tries: CPU time for 1 thread; wall time for more, of which a busy machine shows less than it has."
+    )
     return f"## The machine's limits\n\n{text}\n\n{markdown(['', *names], rows)}"
 
 
