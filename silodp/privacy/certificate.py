@@ -192,7 +192,7 @@ def summed_collusion(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, f
         coins = (2 * spent.multiplier * shift) ** 2 * shares[silo] / fewest
         if coins < FEWEST_BITS:
             return dict.fromkeys(("other_silos_collude", "masks_are_broken"), math.inf)
-        noise = dominating_gaussian(int(coins), shift)
+        noise = dominating_gaussian(2 * int(coins / 2), shift)
         lost += spent.releases.count * shuffle.parameters * noise.lost
         left.append(replace(spent, multiplier=noise.std / shift))
     delta = plan.target.delta - lost
