@@ -150,10 +150,17 @@ class Compiled:
 
 def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool) -> Compiled:
     began = time.perf_counter()
-    axes = eqx.if_array(0) if sweep else None
-    program: Any = eqx.filter_vmap(advance, in_axes=(None, axes, axes, None)) if sweep else advance
+    program: Any = advance
+    if sweep:
+        settings, carries = eqx.if_array(0), carry_axes(carry)
+        program = eqx.filter_vmap(advance, in_axes=(None, settings, carries, None), out_axes=(carries, 0))
     compiled = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, jnp.int32(1)).compile()
     return Compiled(compiled, time.perf_counter() - began)
+
+
+def carry_axes(carry: Carry) -> Carry:
+    """Settings are stacked, but their round is one: what depends on it alone (a restart) is decided for all."""
+    return eqx.tree_at(lambda c: c.round, jax.tree.map(lambda _: 0, carry), None)
 
 
 def begin(problem: Problem, setting: Setting, *, sweep: bool) -> tuple[Carry, dict[str, np.ndarray]]:
@@ -163,7 +170,11 @@ def begin(problem: Problem, setting: Setting, *, sweep: bool) -> tuple[Carry, di
         carry = start(problem, setting)
         return reset_meters(carry), history_row(problem, setting, carry)
 
-    mapped = eqx.filter_vmap(first, in_axes=(None, eqx.if_array(0))) if sweep else first
+    mapped = first
+    if sweep:
+        single = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, setting)
+        carries = carry_axes(jax.eval_shape(start, problem, single))
+        mapped = eqx.filter_vmap(first, in_axes=(None, eqx.if_array(0)), out_axes=(carries, 0))
     carry, row = eqx.filter_jit(mapped)(problem, setting)
     axis = 1 if sweep else 0
     return carry, {name: np.expand_dims(np.asarray(leaf), axis) for name, leaf in row.items()}
