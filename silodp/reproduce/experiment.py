@@ -57,6 +57,7 @@ class Line(Section):
     published: Values = Field(
         default={"privacy.calibration": "paper"}, description="changes for the column `published`"
     )
+    published_by_level: dict[str, list[Any]] = Field(default={}, description="the same, a value for every level")
     search: dict[str, list[Any]] = Field(default={}, description="grid from which settings are chosen, not privately")
     panels: list[str] | None = Field(default=None, description="only in these panels")
     levels: bool = Field(default=True, description="false: one run serves all levels (a reference without privacy)")
@@ -144,9 +145,9 @@ class Experiment(Section):
         if self.only is not None and not set(self.only) <= panels:
             raise ValueError(f"only = {self.only}: panels are {', '.join(sorted(panels))}")
         for line in self.lines:
-            for key, values in line.by_level.items():
+            for key, values in (line.by_level | line.published_by_level).items():
                 if len(values) != len(self.level_values):
-                    raise ValueError(f"by_level.{key} of {line.name!r}: need {len(self.level_values)} values")
+                    raise ValueError(f"{key} of {line.name!r}: need {len(self.level_values)} values")
         return self
 
     @property
@@ -172,6 +173,9 @@ class Experiment(Section):
             line.model_copy(
                 update={
                     "by_level": {key: [values[i] for i in kept] for key, values in line.by_level.items()},
+                    "published_by_level": {
+                        k: [values[i] for i in kept] for k, values in line.published_by_level.items()
+                    },
                     "search": {key: thinned(values, quick.search_points) for key, values in line.search.items()},
                     "by_panel": {p: v for p, v in line.by_panel.items() if any(p == panel.name for panel in panels)},
                 }
@@ -225,7 +229,8 @@ class Unit:
         if value is not None and experiment.levels is not None:
             changes |= {experiment.levels.key: value} | {key: values[level] for key, values in line.by_level.items()}
         if self.column == "published":
-            changes |= line.published | self.panel.published
+            at_level = {key: values[level] for key, values in line.published_by_level.items()}
+            changes |= line.published | self.panel.published | at_level
         return changed(experiment.config, changes)
 
     def config(self, level: int, changes: Values | None = None) -> Config:

@@ -1,0 +1,160 @@
+"""Reproductions: every description is sound, and the machinery is run on one small experiment."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from silodp.cli import app
+from silodp.config import ConfigError
+from silodp.planning import plan_of
+from silodp.reproduce import load_experiment, names
+from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
+from silodp.reproduce.experiment import Experiment, changed, thinned
+from silodp.reproduce.report import Cell, Row, judged, judgements, p_value, rows_of
+
+WANTED = [
+    *("mu2-table1", "mu2-table2", "psgm-fig1", "diff2-fig1", "diff2-fig2", "diff2-fig3"),
+    *(f"soteria-fig{i}" for i in range(1, 9)),
+    *(f"spider-fig{i}" for i in range(4, 11)),
+]
+
+
+def test_every_table_and_figure_is_described():
+    assert set(WANTED) <= set(names())
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+def test_a_description_makes_configs_that_can_be_accounted(name, quick):
+    """Every unit's first and last setting: names of keys, options the algorithm knows, a plan that exists."""
+    experiment = load_experiment(name).quickly() if quick else load_experiment(name)
+    units = list(experiment.units())
+    assert units
+    assert len({(u.panel.name, u.line.name, u.column) for u in units}) == len(units)
+    for unit in units:
+        for level in {0, len(unit.levels) - 1}:
+            for pick in (0, -1):
+                config = unit.config(level, {key: values[pick] for key, values in unit.line.search.items()})
+                sizes = [1000] * (config.data.silos or 25)
+                if unit.column == "best" and config.privacy.trust != "shuffled":
+                    plan_of(config, sizes, [str(i) for i in range(len(sizes))], 500)
+
+
+def small(**changes) -> Experiment:
+    tree = {
+        "name": "small",
+        "paper": "a paper",
+        "title": "a figure",
+        "axes": ["rounds", "levels"],
+        "metrics": [{"column": "test_error", "label": "test error"}, {"column": "objective", "label": "loss"}],
+        "levels": {"values": [1.0, 8.0]},
+        "seeds": [0, 1],
+        "panels": [{"name": "all"}],
+        "lines": [
+            {
+                "name": "GD",
+                "columns": ["exact"],
+                "levels": False,
+                "set": {"algorithm.name": "gd", "privacy.epsilon": "none"},
+            },
+            {
+                "name": "DP-GD",
+                "set": {"algorithm.name": "dp-gd", "algorithm.clip": 1.0},
+                "search": {"algorithm.step_size": [0.01, 1.0]},
+            },
+        ],
+        "published": [{"panel": "all", "line": "DP-GD", "level": 8.0, "value": 0.9}],
+        "claims": [{"text": "Privacy is free.", "better": ["DP-GD"], "than": ["GD"], "metric": 1}],
+        "config": {
+            "data": {"source": "wbcd", "silos": 2, "test": 0.2, "preprocess": ["standardise"]},
+            "model": {"kind": "logistic"},
+            "privacy": {"trust": "untrusted", "delta": 1e-4},
+            "algorithm": {"rounds": 10, "step_size": 1.0},
+            "run": {"every": 5},
+        },
+    }
+    return Experiment.model_validate(tree | changes)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("small")
+    return small(), reproduce(small(), out), out
+
+
+def test_a_unit_holds_the_best_setting_every_seed_and_the_true_epsilon(done):
+    _, results, out = done
+    exact, paper = results["all", "DP-GD", "exact"], results["all", "DP-GD", "published"]
+    for level, epsilon in zip(exact["levels"], (1.0, 8.0), strict=True):
+        assert level["setting"]["algorithm.step_size"] == 1.0
+        assert level["epsilon"] == pytest.approx(epsilon, rel=1e-4)
+        assert len(level["metrics"][0]["values"]) == 2
+        assert level["rounds"] == [0, 5, 10]
+    assert all(level["epsilon"] != pytest.approx(level["claimed_epsilon"]) for level in paper["levels"])
+    assert exact["tuning"].endswith("not private: chosen on private data")
+    certificates = sorted(f.name for f in (out / "units" / "certificates").iterdir())
+    assert len(certificates) == 2 * 2 * 2  # columns x levels x (txt, json)
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_run_twice_unless_its_description_changed(done, monkeypatch):
+    experiment, results, out = done
+    monkeypatch.setattr("silodp.reproduce.units.run_configs", lambda *a, **k: pytest.fail("ran again"))
+    assert {k: v["levels"] for k, v in reproduce(experiment, out).items()} == {
+        k: v["levels"] for k, v in results.items()
+    }
+    with pytest.raises(pytest.fail.Exception, match="ran again"):
+        reproduce(small(seeds=[0, 2]), out)
+
+
+def test_the_table_says_what_was_published_and_what_we_found(done):
+    experiment, results, out = done
+    rows = rows_of(experiment, results)
+    row = next(r for r in rows if r.line == "DP-GD" and r.level == 8.0 and r.published is not None)
+    assert row.verdict == "better" and row.beaten
+    assert row.best is not None and row.best.line == "DP-GD"  # a line without privacy is never the best
+    text = (out / "table.md").read_text(encoding="utf-8")
+    assert "Privacy is free." in text and "| DP-GD | test error | 0.9 |" in text
+    judgement = next(j for j in judgements(experiment, results) if j.column == "exact")
+    assert judgement.places == 2
+
+
+def test_the_page_is_written_from_results_and_again_from_itself(done, tmp_path):
+    experiment, results, out = done
+    root = tmp_path / "runs"
+    (root / "small").mkdir(parents=True)
+    (root / "small" / "results.json").write_text(json.dumps(compact(results)))
+    assert write_docs([experiment], root, tmp_path / "docs") == []
+    page = (tmp_path / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert write_docs([experiment], tmp_path / "nothing", tmp_path / "docs") == []
+    assert (tmp_path / "docs" / "reproduction.md").read_text(encoding="utf-8") == page
+    assert (tmp_path / "docs" / "reproduction" / "small.png").is_file()
+    assert load_results(tmp_path / "docs" / "reproduction" / "small.json").keys() == results.keys()
+
+
+def test_verdicts():
+    experiment = small()
+    error = experiment.metrics[0]
+    assert [judged(d, error) for d in (0.005, -0.2, 0.2, float("nan"))] == ["match", "better", "worse", "diverged"]
+    worse = Row("all", 1.0, "DP-GD", error, 0.1, {"exact": Cell("DP-GD", (0.2, 0.3), 1.0)}, Cell("DP-GD", (0.05,), 1.0))
+    assert worse.verdict == "worse" and worse.beaten and worse.difference == pytest.approx(0.15)
+    assert p_value(*(pytest.importorskip("numpy").array(v) for v in ([1.0, 1.1, 0.9], [2.0, 2.3, 2.1]))) < 0.05
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ConfigError, match="unknown; known"):
+        load_experiment("diff3-fig1")
+    with pytest.raises(ValueError, match="no such line or panel"):
+        small(published=[{"panel": "all", "line": "DP-DG", "value": 1.0}])
+    assert CliRunner().invoke(app, ["reproduce", "nothing"]).exit_code == 2
+    assert CliRunner().invoke(app, ["reproduce", "mu2-table1", "--calibration", "loose"]).exit_code == 2
+    listed = CliRunner().invoke(app, ["reproduce", "--list"])
+    assert listed.exit_code == 0 and all(name in listed.stdout for name in WANTED)
+
+
+def test_helpers():
+    assert thinned([1, 2, 3, 4, 5], 3) == [1, 3, 5] and thinned([1, 2, 3], 1) == [2]
+    assert changed({"a": {"b": 1}}, {"a.b": "none", "a.c": 2}) == {"a": {"c": 2}}
