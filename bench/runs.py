@@ -46,8 +46,11 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
             scale = rounds / length[name]
             times[name].append((cpu * scale, wall * scale))
     rows = {name: timed(own, times["silodp"]) for name, own in times.items()}
+    fixed = without_chance(case)
+    expected = np.asarray(Ready(fixed)().state.x)
     for name in loops:
-        rows[name] |= {"rounds_timed": length[name], "difference": trajectory_gap(case, name)}
+        gap = trajectory_gap(case, name, fixed, expected)
+        rows[name] |= {"rounds_timed": length[name], "difference": gap}
     for name, row in rows.items():
         print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['ratio'][1]:9.2f}x", flush=True)
     share = 1 - rows["silodp without noise"]["cpu_s"][1] / rows["silodp"]["cpu_s"][1]
@@ -76,19 +79,21 @@ def affordable(loop: Callable[[int], Any], rounds: int, seconds: float) -> int:
     return int(min(rounds, max(trial, 20 * int(seconds / cost / 20))))
 
 
-def trajectory_gap(case: Case, name: str) -> float:
-    """How far the loop is from silodp after some rounds without chance: no noise, full batches, nothing dropped."""
-    algorithm = case.tree["algorithm"]
+def without_chance(case: Case) -> Prepared:
+    """Some rounds of the case without noise, on full batches and with nothing dropped."""
     changes: dict[str, Any] = {}
-    if "compressor" in algorithm:
-        d = case.prepared().parts.objective.parameters
+    if "compressor" in case.tree["algorithm"]:
+        d = case.prepared(noise=False).parts.objective.parameters
         changes = {"batch": None, "keep": d, "sampling": "full"}
-    prepared = case.prepared(noise=False, rounds=CHECKED_ROUNDS, **changes)
-    expected = np.asarray(Ready(prepared)().state.x)
+    return case.prepared(noise=False, rounds=CHECKED_ROUNDS, **changes)
+
+
+def trajectory_gap(case: Case, name: str, prepared: Prepared, expected: np.ndarray) -> float:
+    """How far the loop's last point is from silodp's, relative to the way moved."""
     make = BACKENDS[name.split()[0]]
     loop = loop_of(case, prepared, make(case, prepared), stacked="stacked" in name)
     # mu2 reports the point of the last query, one behind the loop's.
-    last = CHECKED_ROUNDS - 1 if algorithm["name"] == "mu2" else CHECKED_ROUNDS
+    last = CHECKED_ROUNDS - 1 if case.tree["algorithm"]["name"] == "mu2" else CHECKED_ROUNDS
     found = [np.asarray(loop(r)) for r in range(last)][-1]
     moved = np.linalg.norm(expected - np.asarray(prepared.setting.x0))
     return float(np.linalg.norm(found - expected) / moved)
