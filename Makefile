@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data),)
 export SILODP_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench reproduce clean
 
 demo: $(READY)
 	$(BIN)/silodp demo
@@ -18,6 +18,16 @@ test: lint
 
 test-all: lint
 	$(BIN)/pytest -n 2 --dist loadgroup -m "slow or not slow"
+
+# Every table and figure of the papers, two at a time; what is done is not run again, so it may be stopped at any time.
+reproduce: $(READY)
+	$(MAKE) --no-print-directory -j 2 $(addprefix reproduce-,$(basename $(notdir $(wildcard silodp/papers/*.toml))))
+	$(BIN)/silodp reproduce --docs
+
+reproduce-%: $(READY)
+	@mkdir -p runs/reproduction
+	$(BIN)/silodp reproduce $* > runs/reproduction/$*.log 2>&1 || { tail -3 runs/reproduction/$*.log; exit 1; }
+	@echo "$*: done"
 
 lint: $(READY)
 	$(BIN)/ruff check .
