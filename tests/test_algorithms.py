@@ -6,13 +6,18 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.soteria import Table
 from silodp.config import Config, ConfigError, parse_config
+from silodp.models import build_model
+from silodp.objective import build_objective
 from silodp.privacy.certificate import settle
+from silodp.run import measure
+from silodp.run.federation import Silos
 from silodp.run.messages import MessageFederation, set_up
 from silodp.run.runner import Prepared, prepare
 from silodp.run.simulate import Carry, Problem, Setting, one_round, start
@@ -205,3 +210,22 @@ def test_sagas_table_keeps_factors_not_gradients():
     whole = records * prepared.parts.objective.parameters
     assert stored <= records * (200 + 64 + 64 + 2 + 4)
     assert stored < whole / 30
+
+
+@pytest.mark.parametrize("chunk", [7, 20, 1000])
+def test_measurements_cut_into_pieces_count_every_record_once(monkeypatch, chunk):
+    """Uneven pieces overlap: what two of them hold must weigh in one only."""
+    monkeypatch.setattr(measure, "CHUNK", chunk)
+    records = (jax.random.normal(jax.random.key(0), (3, 20, 4)), jnp.arange(60.0).reshape(3, 20))
+    sizes, weights = jnp.array([20, 13, 1]), jnp.array([0.5, 0.3, 0.2])
+    silos = Silos(records, sizes, weights)
+    objective = build_objective(build_model("linear", inputs=4), (jnp.zeros(4), jnp.zeros(())), "auto")
+    x = jnp.linspace(-1, 1, objective.parameters)
+
+    def direct(x):
+        losses = [objective.losses(x, jax.tree.map(lambda leaf, i=i: leaf[i, : sizes[i]], records)) for i in range(3)]
+        return sum(w * loss.mean() for w, loss in zip(weights, losses, strict=True))
+
+    value, gradient = measure.value_and_gradient(objective, silos, x)
+    np.testing.assert_allclose(value, direct(x), rtol=1e-5)
+    np.testing.assert_allclose(gradient, jax.grad(direct)(x), rtol=1e-4, atol=1e-5)

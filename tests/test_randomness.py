@@ -1,5 +1,7 @@
 """The two sources of randomness: right laws, independent draws, usable in compiled code."""
 
+import zlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,3 +106,15 @@ def test_system_normal_survives_the_extreme_words(monkeypatch):
         monkeypatch.setattr(randomness.os, "urandom", lambda n, byte=byte: byte * n)
         assert np.isfinite(draw(SystemRandomness(), "normal", "noise", (3,))).all()
         assert (draw(SystemRandomness(), "uniform", "noise", (3,)) < 1.0).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 1001)])
+def test_seeded_numbers_are_those_of_jax_random(shape):
+    """The faster form of Threefry is the same generator: words bit for bit, numbers made of them to the last digit."""
+    source = SeededRandomness(jax.random.key(5))
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), zlib.crc32(b"noise")), 3)
+    np.testing.assert_array_equal(source.bits("noise", shape, 3), jax.random.bits(key, shape, jnp.uint32))
+    np.testing.assert_allclose(source.uniform("noise", shape, 3), jax.random.uniform(key, shape), rtol=0, atol=0)
+    np.testing.assert_allclose(source.normal("noise", shape, 3), jax.random.normal(key, shape), rtol=2e-7)
+    stacked = jax.vmap(lambda seed: SeededRandomness(jax.random.key(seed)).bits("noise", shape, 3))(jnp.arange(3, 7))
+    np.testing.assert_array_equal(stacked[2], source.bits("noise", shape, 3))

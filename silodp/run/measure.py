@@ -6,8 +6,6 @@ not part of what the guarantee covers, and every report says so.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
@@ -40,22 +38,21 @@ def value_and_gradient(objective: Objective, silos: Silos, x: Vector) -> tuple[F
     """F(x) = sum_i w_i mean_j f(x; z_ij) and its gradient, a chunk of records at a time."""
     records, weights = flattened(silos)
     count = weights.shape[0]
-    chunk = min(CHUNK, count)
-    chunks = -(-count // chunk)
-    padded = chunks * chunk - count
-    split = lambda leaf: jnp.pad(leaf, [(0, padded)] + [(0, 0)] * (leaf.ndim - 1)).reshape(
-        chunks, chunk, *leaf.shape[1:]
-    )
+    chunk = -(-count // -(-count // CHUNK))
 
     def part(x: Vector, records: PyTree, weights: Array) -> Float[Array, ""]:
         return jnp.sum(jnp.where(weights > 0, weights * objective.losses(x, records), 0.0))
 
-    def add(total: tuple[Any, Any], piece: tuple[PyTree, Array]) -> tuple[tuple[Any, Any], None]:
-        value, gradient = jax.value_and_grad(part)(x, *piece)
-        return (total[0] + value, total[1] + gradient), None
+    def add(i: Array, total: tuple[Array, Vector]) -> tuple[Array, Vector]:
+        # Pieces are cut out where they lie: padding all records to whole chunks would copy them. The last piece
+        # starts early enough to be whole, and what the one before has counted weighs nothing in it.
+        first = jnp.minimum(i * chunk, count - chunk)
+        piece, own = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, chunk), (records, weights))
+        fresh = first + jnp.arange(chunk) >= i * chunk
+        value, gradient = jax.value_and_grad(part)(x, piece, jnp.where(fresh, own, 0.0))
+        return total[0] + value, total[1] + gradient
 
-    start = (jnp.zeros(()), jnp.zeros_like(x))
-    return jax.lax.scan(add, start, jax.tree.map(split, (records, weights)))[0]
+    return jax.lax.fori_loop(0, -(-count // chunk), add, (jnp.zeros(()), jnp.zeros_like(x)))
 
 
 def flattened(silos: Silos) -> tuple[PyTree, Float[Array, " n"]]:
