@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, UInt32
 
-from silodp.randomness import Randomness
+from silodp.randomness import Randomness, random_words
 
 _MOST_LEVELS = 2**16 - 1  # beyond, float32 leaves too few bits for the random rounding
 _WORD_BYTES = 4
@@ -246,8 +246,7 @@ def random_mask(seed: UInt32[Array, "2"], d: int, k: int) -> Bool[Array, " d"]:
     A function of the seed alone, so that the receiver can repeat it.
     """
     words_key, start_key = jax.random.split(jax.random.wrap_key_data(seed, impl="threefry2x32"))
-    words = jax.random.bits(words_key, (d,), jnp.uint32)
-    return _smallest(words, k, jax.random.randint(start_key, (), 0, d))
+    return _smallest(random_words(words_key, (d,)), k, jax.random.randint(start_key, (), 0, d))
 
 
 def _smallest(words: UInt32[Array, " d"], k: int, start: int | Int[Array, ""]) -> Bool[Array, " d"]:

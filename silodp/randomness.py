@@ -54,17 +54,17 @@ class SeededRandomness(eqx.Module):
         # As in jax.random: a word as a number in (-1, 1), through the inverse error function.
         lowest = np.nextafter(np.float32(-1), np.float32(0))
         spread = _unit(self.bits(purpose, shape, step)) * (np.float32(1) - lowest) + lowest
-        return np.float32(np.sqrt(2)) * jax.lax.erf_inv(jnp.maximum(lowest, spread))
+        return jax.lax.optimization_barrier(np.float32(np.sqrt(2)) * jax.lax.erf_inv(jnp.maximum(lowest, spread)))
 
     def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         return _unit(self.bits(purpose, shape, step))
 
     def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
-        return _threefry(jax.random.key_data(self._key(purpose, step)), shape)
+        return random_words(self._key(purpose, step), shape)
 
     def _key(self, purpose: str, step: Step) -> PRNGKeyArray:
         # crc32 and not hash(): every process must derive the same key from the same name.
-        return jax.random.fold_in(jax.random.fold_in(self.key, zlib.crc32(purpose.encode())), step)
+        return fold(fold(self.key, zlib.crc32(purpose.encode())), step)
 
 
 class SystemRandomness(eqx.Module):
@@ -127,28 +127,42 @@ class SharedBatch(eqx.Module):
         return SeededRandomness(self.key) if purpose == self.name else self.source
 
 
-def _unit(words: UInt32[Array, "..."]) -> Float[Array, "..."]:
+def _unit(drawn: UInt32[Array, "..."]) -> Float[Array, "..."]:
     """Words as numbers in [0, 1): their upper 23 bits."""
-    one_to_two = jax.lax.bitcast_convert_type((words >> 9) | jnp.uint32(0x3F800000), jnp.float32)
+    one_to_two = jax.lax.bitcast_convert_type((drawn >> 9) | jnp.uint32(0x3F800000), jnp.float32)
     return one_to_two - 1
 
 
-def _threefry(key: UInt32[Array, "2"], shape: Shape) -> UInt32[Array, "..."]:
-    """The words of jax.random.bits, bit for bit, several times faster on a CPU.
+def random_words(key: PRNGKeyArray, shape: Shape) -> UInt32[Array, "..."]:
+    """jax.random.bits, bit for bit, several times faster on a CPU.
 
     JAX rolls Threefry's 20 steps into a loop, which writes every step to memory; written out, XLA makes one vectorised
     pass of them and of what follows (tests/test_randomness.py compares the words with JAX's).
     """
-    keys = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA))
-    left = jnp.zeros(_count(shape), jnp.uint32) + keys[0]
-    right = jnp.arange(_count(shape), dtype=jnp.uint32) + keys[1]
+    left, right = _threefry(key, jnp.uint32(0), jnp.arange(_count(shape), dtype=jnp.uint32))
+    return (left ^ right).reshape(shape)
+
+
+def fold(key: PRNGKeyArray, number: Step) -> PRNGKeyArray:
+    """jax.random.fold_in, bit for bit, without its loop."""
+    pair = _threefry(key, jnp.uint32(0), jnp.asarray(number, jnp.uint32))
+    return jax.random.wrap_key_data(jnp.stack(pair), impl="threefry2x32")
+
+
+def _threefry(
+    key: PRNGKeyArray, left: UInt32[Array, "..."], right: UInt32[Array, "..."]
+) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
+    """Threefry-2x32 with 20 steps (Salmon, Moraes, Dror, Shaw 2011) of counters (left, right)."""
+    first, second = jax.random.key_data(key)
+    keys = (first, second, first ^ second ^ jnp.uint32(0x1BD11BDA))
+    left, right = left + keys[0], right + keys[1]
     for group, turns in enumerate(_TURNS * 2 + _TURNS[:1]):
         for turn in turns:
             left = left + right
             right = left ^ ((right << turn) | (right >> (32 - turn)))
         left = left + keys[(group + 1) % 3]
         right = right + keys[(group + 2) % 3] + jnp.uint32(group + 1)
-    return (left ^ right).reshape(shape)
+    return left, right
 
 
 _TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -171,9 +185,9 @@ def _system_uniform(shape: Shape) -> np.ndarray:
 def _system_normal(shape: Shape) -> np.ndarray:
     """Box-Muller in float64: two Gaussians from two uniforms."""
     pairs = (_count(shape) + 1) // 2
-    words = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs) >> np.uint64(11)
+    drawn = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs) >> np.uint64(11)
     # In (0, 1]: the logarithm never sees zero.
-    uniforms = (words.astype(np.float64) + 1.0) * 2.0**-53
+    uniforms = (drawn.astype(np.float64) + 1.0) * 2.0**-53
     radius, angle = np.sqrt(-2.0 * np.log(uniforms[0])), 2.0 * np.pi * uniforms[1]
     gaussians = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
     return gaussians[: _count(shape)].astype(np.float32).reshape(shape)

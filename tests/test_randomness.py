@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from silodp import randomness
-from silodp.randomness import Randomness, SeededRandomness, SystemRandomness
+from silodp.randomness import Randomness, SeededRandomness, SystemRandomness, fold
 
 SOURCES = [SeededRandomness(jax.random.key(3)), SystemRandomness()]
 KINDS = ["normal", "uniform", "bits"]
@@ -116,5 +116,6 @@ def test_seeded_numbers_are_those_of_jax_random(shape):
     np.testing.assert_array_equal(source.bits("noise", shape, 3), jax.random.bits(key, shape, jnp.uint32))
     np.testing.assert_allclose(source.uniform("noise", shape, 3), jax.random.uniform(key, shape), rtol=0, atol=0)
     np.testing.assert_allclose(source.normal("noise", shape, 3), jax.random.normal(key, shape), rtol=2e-7)
+    assert jax.random.key_data(fold(key, 9)).tolist() == jax.random.key_data(jax.random.fold_in(key, 9)).tolist()
     stacked = jax.vmap(lambda seed: SeededRandomness(jax.random.key(seed)).bits("noise", shape, 3))(jnp.arange(3, 7))
     np.testing.assert_array_equal(stacked[2], source.bits("noise", shape, 3))

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from silodp.channels import Channel
 from silodp.core import Account, Algorithm, Answer, Public, Silo, Vector
 from silodp.objective import Objective
-from silodp.randomness import Randomness, SeededRandomness
+from silodp.randomness import Randomness, SeededRandomness, fold
 
 SERVER = -1  # the server's place among the silos, for its keys
 
@@ -46,7 +46,7 @@ class Ends(eqx.Module):
 
 def silo_key(key: Key[Array, ""], round: Any, index: Any) -> Key[Array, ""]:
     """The seed of one party in one round of a simulation; round -1 is before the first."""
-    return jax.random.fold_in(jax.random.fold_in(key, round + 1), index + 1)
+    return fold(fold(key, round + 1), index + 1)
 
 
 def ask(
