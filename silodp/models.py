@@ -27,18 +27,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from silodp.gradients import Regularised, conv2d, dense, max_pool
+from silodp.gradients.softplus import softplus
 
 Params = dict[str, dict[str, Array]]
 Shapes = dict[str, tuple[int, ...]]
 
-
-@jax.custom_jvp
-def softplus(z: Array) -> Array:
-    """log(1 + exp z). With jax.nn.softplus's general derivative a difference of gradients costs several times more."""
-    return jnp.maximum(z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z)))
-
-
-softplus.defjvps(lambda tangent, _, z: tangent * jax.nn.sigmoid(z))
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "softplus": softplus,

@@ -26,6 +26,7 @@ from silodp.gradients import (
     record_factors,
     sum_factors,
 )
+from silodp.gradients.softplus import slope, slope_change, softplus, softplus_change
 
 ENGINES = ("general", "structured")
 N = 23
@@ -449,3 +450,21 @@ def test_memory_does_not_grow_with_records_times_parameters(coefficients):
     assert temporary("structured") < gradients / 10
     assert temporary("general") < gradients / 1.5
     assert temporary("general", microbatch=n) > gradients / 1.5  # the check can fail
+
+
+def test_softplus_and_its_changes_hold_everywhere():
+    """Near and far points, on one side of zero and across it, against float64."""
+    v = np.concatenate([np.linspace(-120, 120, 97), np.linspace(-1, 1, 41), [0.0, 1e-7, -1e-7, 3e-4, -3e-4]])
+    d = np.concatenate([s * 10.0 ** np.arange(-9, 2.3, 0.25) for s in (1, -1)] + [[0.0]])
+    v, d = (np.float32(m).reshape(-1) for m in np.meshgrid(v, d))
+    at = lambda z: np.logaddexp(0, np.float64(z))
+    slope_at = lambda z: 1 / (1 + np.exp(-np.float64(z)))
+    u = np.float64(v) + np.float64(d)
+    # softplus(u) - softplus(v) and the slopes' difference, by mpmath-free forms that do not cancel in float64
+    wanted = np.where(np.abs(d) < 1e-3, d * slope_at(v + np.float64(d) / 2), at(u) - at(v))
+    np.testing.assert_allclose(softplus(jnp.asarray(v)), at(v), rtol=3e-6, atol=1e-38)
+    np.testing.assert_allclose(slope(jnp.asarray(v)), slope_at(v), rtol=3e-6, atol=1e-38)
+    np.testing.assert_allclose(softplus_change(v, d, None), wanted, rtol=1e-5, atol=1e-37)
+    slopes = np.tanh(np.float64(d) / 2) * (slope_at(v) * slope_at(-u) + slope_at(u) * slope_at(-v))
+    np.testing.assert_allclose(slope_change(v, d, None), slopes, rtol=1e-5, atol=1e-37)
+    np.testing.assert_allclose(jax.vmap(jax.grad(softplus))(v), slope_at(v), rtol=3e-6, atol=1e-38)

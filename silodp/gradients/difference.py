@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jaxtyping import Array, PyTree
 
+from silodp.gradients.softplus import slope_change, softplus_change
 from silodp.gradients.tracing import bind, inner_function, trace, walk
 
 # Agreement of tangent and subtraction that plain float32 rounding explains.
@@ -239,6 +240,8 @@ RULES: dict[str, Callable[[Step], list[Any]]] = {
     "log1p": _unary(lambda v, d, _: jnp.log1p(d / (1 + v))),
     "tanh": _unary(_tanh),
     "logistic": _unary(_logistic),
+    "softplus": _unary(softplus_change),
+    "softplus_slope": _unary(slope_change),
     "integer_pow": _integer_pow,
     "sin": _unary(lambda v, d, _: 2 * jnp.cos(v + d / 2) * jnp.sin(d / 2)),
     "cos": _unary(lambda v, d, _: -2 * jnp.sin(v + d / 2) * jnp.sin(d / 2)),
