@@ -262,6 +262,10 @@ class Algorithm(eqx.Module):
         """What the run releases about one silo's records when the silo takes part in these rounds."""
         raise NotImplementedError
 
+    def stream_of(self, query: str) -> str:
+        """The stream that a query's answer belongs to."""
+        return query
+
     def optimal_shares(self, rounds: int) -> dict[str, float] | None:
         """Each stream's share of mu^2 that a guess of the run's path makes best; None: no guess."""
         return None

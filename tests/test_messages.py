@@ -19,9 +19,11 @@ import silodp
 from silodp.config import Config, parse_config
 from silodp.run.messages import MessageFederation, set_up
 from silodp.run.runner import prepare, train
+from silodp.run.shuffling import agreed_terms
 from silodp.run.silo import SiloServer, reply, serve
 from silodp.run.wire import LARGEST, WireError, decode, encode, read_frame, write_frame
 from silodp.shuffle.masks import Masks
+from silodp.shuffle.sealed import Refused
 from tests.cases import case
 from tests.conftest import made_data
 
@@ -309,6 +311,22 @@ def test_svrg_does_not_take_the_servers_word_for_its_snapshot():
     assert told["facts"]["gradients"] > 2 * 8
 
 
+def test_the_shuffler_waits_for_as_many_messages_as_are_accounted():
+    for name, options in (
+        ("ce-psgm-fg", {"fused": True}),
+        ("mb-psgm", {"batch": 4, "sampling": "fixed", "weights": "equal", "batch_first": 12}),
+        ("spider", {}),
+    ):
+        prepared = prepare(case(name, "shuffled", **options), made_data())
+        terms = agreed_terms(prepared.parts)
+        (accounted,) = [s.releases.sampling for s in prepared.plan.spent(0) if s.releases.stream == "message"]  # type: ignore[union-attr]
+        asked = {"fused_value"} if "fused" in options else {"value", "difference"}
+        assert {terms[query].messages for query in asked} == {accounted.round.messages}, name
+        if accounted.first is not None:
+            assert terms["first_value"].messages == accounted.first.messages
+        assert "refine" not in terms
+
+
 def test_a_second_plan_or_start_is_refused():
     ask, _ = hostile("dp-gd")
     for header in ({"kind": "setup", "plan": {}}, {"kind": "start"}):
@@ -447,8 +465,36 @@ def test_nothing_is_sent_before_keys_are_agreed():
         refused_keys(silo, keys)  # type: ignore[arg-type]
 
 
-def test_a_silo_that_was_told_to_draw_fewer_coins_spoils_the_sum():
-    """A hostile server gives one silo a plan with less noise: the guarantee of the others needs its coins."""
+def test_less_noise_than_the_config_needs_and_a_seed_are_refused():
+    """Told to all silos alike, a weaker plan would give masks that cancel: every silo calibrates for itself."""
+    for change in (
+        lambda plan: {"multipliers": {k: [0.99 * v for v in m] for k, m in plan["multipliers"].items()}},
+        lambda plan: {"multipliers": {}},
+    ):
+        with pytest.raises(WireError, match="the config needs"):
+            Federated(lambda i, plan, change=change: plan | change(plan))
+    honest = Federated()
+    plan = {"config": honest.prepared.config.model_dump(), "facts": asdict(honest.prepared.parts.facts)}
+    plan |= {"multipliers": honest.prepared.plan.multipliers, "index": 0, "seed": 7, "shuffler": None}  # type: ignore[union-attr]
+    with pytest.raises(WireError, match="must not be repeatable"):
+        own = honest.data.silos[0]
+        SiloServer(plan, {"features": own.features, "targets": own.targets})
+
+
+def test_a_key_shown_twice_gives_no_equal_pads():
+    """X25519 ignores a key's last bit, and a colluding silo may repeat another one's key."""
+    masks = [Masks(i, 3, b"plan") for i in range(3)]
+    keys = [m.public_key for m in masks]
+    again = keys[0][:-1] + bytes([keys[0][-1] | 0x80])
+    with pytest.raises(Refused, match="one way"):
+        masks[1].agree([keys[0], keys[1], again])
+    same = [masks[1]._secret(other, keys[0], b"agreed") for other in (0, 2)]
+    assert same[0] != same[1]
+
+
+def test_a_silo_that_was_told_to_draw_fewer_coins_spoils_the_sum(monkeypatch):
+    """Even if it believed it: the guarantee of the others needs its coins, so the masks must not cancel."""
+    monkeypatch.setattr(SiloServer, "_check_plan", lambda self, multipliers: None)
     weaker = lambda i, plan: plan | {"multipliers": {k: [v / 2 for v in m] for k, m in plan["multipliers"].items()}}
     split = Federated(lambda i, plan: weaker(i, plan) if i == 2 else plan)
     assert len(split.agree()) > 1

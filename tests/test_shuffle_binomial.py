@@ -9,6 +9,7 @@ import pytest
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from scipy.stats import binom, chi2, norm
 
+from silodp.gradients.blocks import clip_factor
 from silodp.privacy.binomial import (
     calibrate_bits,
     cheu_std,
@@ -125,6 +126,14 @@ def test_zero_clip_and_system_randomness():
     total = protocol.round(jnp.zeros((3, 4)), 0.0, SystemRandomness()).sum(axis=0)
     total += protocol.coins(SystemRandomness(), 0, 4)
     assert np.array_equal(protocol.decode(total, 0.0), np.zeros(4))
+
+
+@pytest.mark.parametrize("clip", [float("nan"), float("inf"), 0.0])
+def test_without_a_clip_norm_nothing_is_sent(clip):
+    """Two points of a hostile server may be too far apart for a distance; whatever comes in, zeros go out."""
+    vectors = jnp.array([[3e38, -3e38, 1.0], [jnp.nan, 0.5, 0.5]])
+    assert not np.asarray(PVec(8, 100, [2]).round(vectors, clip, _random(0))).any()
+    assert np.isnan(clip_factor(jnp.ones(3), jnp.float32(jnp.nan))).all()
 
 
 def test_bits_are_counted():

@@ -115,6 +115,25 @@ def test_a_first_batch_of_its_own_is_accounted_with_its_own_rate():
     assert planned["epsilon"] <= target * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_record_of_one_pass_may_be_in_the_first_batch_too(fused):
+    batch, first, target, delta = 3, 20, 1.6, 1e-5
+    options: dict[str, Any] = {"name": "mb-psgm", "batch": batch, "sampling": "one-pass", "batch_first": first}
+    planned = account(paper_setting(target, fused=fused, **options))["silos"][0]
+    eps0 = planned["releases"][0]["eps0"]
+    later = (Shuffled(SILOS * batch, batch, together=1 if fused else 2), 1)
+    own = (Shuffled(SILOS * first, first, rate=first / RECORDS), 1)
+    assert epsilon([later, own], eps0, delta) <= target * (1 + 2e-3)
+
+
+def test_a_first_batch_in_message_mode_is_that_of_the_simulation(data, tmp_path):
+    base = case("mb-psgm", "shuffled", batch=4, sampling="fixed", batch_first=12, weights="equal")
+    sent = with_values(base, {"run.mode": "messages", "run.test_seed": True})
+    simulated, _ = trained(base, data, tmp_path / "simulated")
+    told, _ = trained(sent, data, tmp_path / "told")
+    np.testing.assert_allclose(told, simulated, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("target", [1.6, 4.0])
 def test_privunit_has_less_noise_than_duchi_above_level_one(target):
     duchi, privunit = (messages(paper_setting(target, randomizer=name)) for name in ("duchi", "privunit"))

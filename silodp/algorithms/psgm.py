@@ -98,6 +98,9 @@ class MomentumDifference(Algorithm):
     def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector) -> Public:
         return refined(self, silo, x, y, v)
 
+    def stream_of(self, query: str) -> str:
+        return {"fused_value": "value", "first_value": FIRST, "refine": "local"}.get(query, query)
+
     @property
     def together(self) -> int:
         return 1 if self.fused else 2

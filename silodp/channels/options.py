@@ -40,7 +40,11 @@ def channel_of(
     if shuffle is None:
         return (TrustedServer if trust == "trusted" else UntrustedServer)(multipliers)
     if shuffle.randomizer == "pvec":
-        protocols = {s.name: protocol(s, config, sizes, multipliers.get(s.name), shuffle) for s in streams if s.count}
+        protocols = {
+            s.name: protocol(s, config, sizes, multipliers.get(s.name), shuffle)
+            for s in streams
+            if s.count and s.name != "local"
+        }
         return BinomialServer(multipliers, protocols=protocols)
     fixed = shuffle.randomizer == "privunit" and "message" in multipliers
     eps0 = 1 / float(np.asarray(multipliers["message"])[0]) if fixed else None

@@ -115,4 +115,6 @@ def clip_factor(square_norms: Float[Array, " n"], clip: Float[Array, ""]) -> Flo
     """min(1, clip / norm); 1 for a zero vector, so that neither clip = 0 nor clip = inf needs a special case."""
     # Squares lost to underflow count as the largest they may have been: clipping then errs on the safe side.
     norms = jnp.where(square_norms > SMALLEST_SQUARE, jnp.sqrt(square_norms), UNDERFLOWN)
-    return jnp.where(norms > clip, clip / jnp.where(norms > 0, norms, 1), 1)
+    factors = jnp.where(norms > clip, clip / jnp.where(norms > 0, norms, 1), 1)
+    # Points so far apart that their distance is no number give no bound: nothing usable may come out.
+    return jnp.where(jnp.isnan(clip), jnp.nan, factors)

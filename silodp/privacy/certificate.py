@@ -17,7 +17,7 @@ from silodp.privacy import accountant, events
 from silodp.privacy.binomial import FEWEST_BITS, dominating_gaussian, sensitivity
 from silodp.privacy.events import Sampling, Spent
 from silodp.privacy.messages import Messages
-from silodp.privacy.plan import MESSAGE, Plan, divisors, planned
+from silodp.privacy.plan import LOCAL, MESSAGE, Plan, divisors, planned
 
 SIMULATED = "simulation: seeded noise, not private"
 NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
@@ -186,6 +186,9 @@ def summed_collusion(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, f
     assert shuffle is not None
     shift = sensitivity(shuffle.levels, shuffle.parameters)
     for spent in own:
+        if spent.releases.stream == LOCAL:  # Gaussian noise that is this silo's alone
+            left.append(spent)
+            continue
         shares = divisors(plan.streams, plan.federates, spent.releases.stream)
         fewest = sum(sorted(shares)[: plan.federates.participation])  # records in a round that the plan counts on
         # Fewer coins than there are: their Gaussian equivalent has been rounded down already.

@@ -46,12 +46,14 @@ class Messages(Sampling):
         return min(_losses(part, _eps0(multiplier)).scale for part in parts)
 
     def pld(self, multiplier: float, count: int, interval: float) -> PrivacyLossDistribution:
-        eps0, uses = _eps0(multiplier), min(count, self.round.together) if self.once else count
+        eps0 = _eps0(multiplier)
         if 1 / multiplier > LARGEST_EPS0:
             # Nothing is promised; a law without any finite part could not be composed.
             return PrivacyLossDistribution(DensePLDPmf(interval, 0, np.array([1e-9]), 1 - 1e-9, True))
         first = [] if self.first is None else [(self.first, 1)]
-        rounds, rest = divmod(uses - len(first), self.round.together)
+        # A record of a one-pass run is in one later round at most, whether or not it was in the first one.
+        later = count - len(first)
+        rounds, rest = divmod(min(later, self.round.together) if self.once else later, self.round.together)
         parts = [(self.round, rounds), (self._single(), rest), *first]
         composed = [_losses(part, eps0).pld(interval).self_compose(n) for part, n in parts if n]
         return reduce(lambda one, other: one.compose(other), composed)

@@ -111,7 +111,8 @@ class Plan:
     def _shuffled_std(self, stream: str) -> float:
         shuffle, multiplier = self.federates.shuffle, self.multipliers[stream][0]
         assert shuffle is not None
-        sent = sum(divisors(self.streams, self.federates, "value" if stream == MESSAGE else stream))
+        each = divisors(self.streams, self.federates, "value" if stream == MESSAGE else stream)
+        sent = sum(sorted(each)[: self.federates.participation])  # at least so many records answer
         if shuffle.randomizer == "pvec":
             return multiplier * sensitivity(shuffle.levels, shuffle.parameters) * 2 / shuffle.levels / sent
         device = (Duchi if shuffle.randomizer == "duchi" else PrivUnitG)(1 / multiplier)

@@ -149,8 +149,8 @@ class MessageFederation:
         return value
 
     def _shuffled_mean(self, shuffler: ShufflerProcess, query: str, public: tuple[Array, ...]) -> Vector:
-        streams = self.parts.releases(0)
-        rule = next((s.batch for s in streams if s.name == query), streams[0].batch)
+        stream = self.parts.algorithm.stream_of(query)
+        rule = next(s.batch for s in self.parts.releases(0) if s.name == stream)
         sent = [round(rule.divisor(self.parts.facts.sizes[i])) for i in self.present]
         batch = shuffler.open(self.round, query, self.parts.objective.parameters, sent)
         for i in self.present:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from silodp.build import Assembled
 from silodp.channels.shuffled import message_bytes, message_vector, sealed_size
+from silodp.privacy.plan import LOCAL
 from silodp.run.wire import WireError
 from silodp.shuffle.sealed import Batch, open_batch, seal
 from silodp.shuffle.shuffler import TOKEN, ShufflerClient, Terms
@@ -32,9 +33,9 @@ def agreed_terms(parts: Assembled) -> dict[str, Terms]:
     def terms(divisors: list[int]) -> Terms:
         return Terms(size, sum(sorted(divisors)[:silos]), silos, max(divisors))
 
-    sent = {s.name: [round(s.batch.divisor(n)) for n in sizes] for s in parts.releases(0)}
-    fewest = [min(own) for own in zip(*sent.values(), strict=True)]
-    return {query: terms(sent.get(query, fewest)) for query in parts.queries}
+    sent = {s.name: [round(s.batch.divisor(n)) for n in sizes] for s in parts.releases(0) if s.name != LOCAL}
+    streams = {query: parts.algorithm.stream_of(query) for query in parts.queries}
+    return {query: terms(sent[stream]) for query, stream in streams.items() if stream in sent}
 
 
 class ShufflerProcess(AbstractContextManager["ShufflerProcess"]):

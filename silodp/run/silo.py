@@ -28,6 +28,7 @@ from silodp.channels import BinomialServer, ShuffledServer
 from silodp.channels.shuffled import ROUND
 from silodp.config import parse_config
 from silodp.core import FIRST, Account, Silo
+from silodp.planning import plan_of
 from silodp.privacy.plan import LOCAL
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness
 from silodp.run.federation import SERVER, ask, participants, privatised, silo_key
@@ -53,6 +54,7 @@ class SiloServer:
         planned = self.parts.facts.sizes[self.index]
         if len(records["targets"]) != planned:
             raise WireError(f"setup: this silo has {len(records['targets'])} records, the plan says {planned}")
+        self._check_plan(plan["multipliers"])
         self.records = (jnp.asarray(records["features"]), jnp.asarray(records["targets"]))
         self.size = jnp.int32(len(records["targets"]))
         self.allowed = {s.name: s.count for s in self.parts.releases(self.index)}
@@ -64,6 +66,17 @@ class SiloServer:
         self.round, self.started = -1, False
         self.batch_seed = np.frombuffer(os.urandom(8), np.uint32)
         self.compiled: dict[tuple[str, str], Callable[..., Any]] = {}
+
+    def _check_plan(self, multipliers: dict[str, list[float]]) -> None:
+        """The noise that was sent must be what the agreed config needs, and a seed only stands in a test."""
+        config, facts = self.parts.config, self.parts.facts
+        if self.seed is not None and not config.run.test_seed:
+            raise WireError("setup: a seed, but the config has no run.test_seed = true; noise must not be repeatable")
+        plan = plan_of(config, facts.sizes, facts.names, self.parts.objective.parameters)
+        for stream, needed in ({} if plan is None else plan.multipliers).items():
+            told = multipliers.get(stream, [0.0] * len(needed))[self.index]
+            if not told >= needed[self.index] * (1 - 1e-6):
+                raise WireError(f"setup: multiplier {told} of stream {stream!r}, the config needs {needed[self.index]}")
 
     def start(self, x0: Array) -> None:
         if self.started:
@@ -217,6 +230,8 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
             raise WireError("no plan yet: send setup first")
         if kind == "keys" and server.masks is not None:
             fingerprint = server.masks.agree([bytes.fromhex(key) for key in header["keys"]])
+            # For the silo's operator, who may compare it with the other silos'; the server's word would be worthless.
+            print(f"silo {server.index}: keys and plan agreed, fingerprint {fingerprint}", file=sys.stderr, flush=True)
             return server, encode({"kind": "ready", "fingerprint": fingerprint}, {})
         if kind == "start":
             server.start(jnp.asarray(arrays["x0"]))

@@ -99,8 +99,9 @@ class PVec(eqx.Module):
     def round(
         self, vectors: Float[Array, "n d"], clip: float | Array, random: Randomness, step: Step = 0
     ) -> Int[Array, "n d"]:
-        """Vectors in units of 2 clip/levels, rounded up or down at random to keep the mean."""
-        scaled = vectors * (self.levels / 2) / jnp.where(jnp.asarray(clip) > 0, clip, 1.0)
+        """Vectors in units of 2 clip/levels, rounded at random to keep the mean; zeros when there is no clip norm."""
+        usable = jnp.isfinite(clip) & (jnp.asarray(clip) > 0)
+        scaled = jnp.where(usable, vectors * (self.levels / 2) / jnp.where(usable, clip, 1.0), 0.0)
         scaled = jnp.clip(scaled, -self.levels / 2, self.levels / 2)
         below = jnp.floor(scaled)
         up = random.uniform("rounding", vectors.shape, step) < scaled - below

@@ -51,7 +51,7 @@ class Masks:
         if keys[self._index] != self.public_key:
             raise Refused(f"keys: number {self._index} is not this silo's")
         agreed = hashlib.sha256(hashlib.sha256(self._plan).digest() + b"".join(keys)).digest()
-        self._secrets = {i: self._secret(key, agreed) for i, key in enumerate(keys) if i != self._index}
+        self._secrets = {i: self._secret(i, key, agreed) for i, key in enumerate(keys) if i != self._index}
         self.agreed = True
         return agreed.hex()
 
@@ -70,12 +70,16 @@ class Masks:
             hidden = hidden + shared if self._index < other else hidden - shared
         return hidden
 
-    def _secret(self, key: bytes, agreed: bytes) -> bytes:
+    def _secret(self, other: int, key: bytes, agreed: bytes) -> bytes:
+        if key[-1] & 0x80:  # X25519 ignores this bit: with it one key could be shown as two
+            raise Refused(f"keys: {key.hex()} is not written in the one way allowed")
         try:
             shared = self._key.exchange(X25519PublicKey.from_public_bytes(key))
         except ValueError as error:
             raise Refused(f"keys: {key.hex()} is no X25519 key ({error})") from None
-        return derived(shared, b"silodp pair 1|" + agreed)
+        # The pair's numbers: a silo that repeats another one's key must not get that one's pads.
+        pair = f"{min(self._index, other)},{max(self._index, other)}|".encode()
+        return derived(shared, b"silodp pair 1|" + pair + agreed)
 
 
 def pad(secret: bytes, message: str, size: int) -> Words:
