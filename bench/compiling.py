@@ -39,6 +39,6 @@ def config_of(name: str) -> Config:
     options = {"name": name, "rounds": 6, "step_size": 0.3} | entry.example
     if trust == "shuffled" and options.get("batch") is None:
         options["weights"] = "size"
-    privacy = {"trust": trust, "delta": 1e-4} | ({"epsilon": 4.0} if entry.private else {})
+    privacy = {"trust": trust, "delta": 1e-4} | ({"epsilon": 1.0} if entry.private else {})
     model = {"kind": "mlp", "hidden": [64], "activation": "sigmoid"}
     return parse_config({"model": model, "privacy": privacy, "algorithm": options, "run": {"every": 2}})

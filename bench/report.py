@@ -35,6 +35,11 @@ def spread(quartiles: list[float]) -> str:
     return f"{number(middle)} ({number(low)}-{number(high)})"
 
 
+def missed(found: dict[str, Any]) -> str:
+    lines = targets.explanations(found)
+    return "\n".join(["Why a target was missed:", "", *(f"- {line}" for line in lines)]) if lines else ""
+
+
 def heading(found: dict[str, Any], picture: str, quick: bool) -> str:
     first = next(iter(found.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
@@ -53,6 +58,8 @@ on a busy machine; programs of a table ran in turns in one process. Medians, qua
 ## What must be shown
 
 {markdown(["work", "promise", "target", "reached", "met"], targets.table(found))}
+
+{missed(found)}
 
 ![CPU time of a clipped mean, and growth of a round]({picture})
 
