@@ -125,7 +125,7 @@ def noise(found: Any) -> list[str]:
     if rows is None or rows["PyTorch loop"]["ratio"][1] >= 20:
         return []
     cpu = {name: row["cpu_s"][1] for name, row in rows.items()}
-    wall = {name: row["wall_s"] for name, row in rows.items()}
+    wall = {name: row["wall_s"][1] for name, row in rows.items()}
     each = (cpu["silodp"] - cpu["silodp without noise"]) / (60_000 * 7_850) * 1e9
     quiet = cpu["silodp without noise"]
     return [
@@ -142,7 +142,7 @@ def elementwise(found: Any) -> list[str]:
     if together["ratio"][1] <= 6:
         return []
     return [
-        f"Sweep: {together['ratio'][1]:.3g}x in CPU time, {together['wall_s'] / one['wall_s']:.3g}x in wall time; "
+        f"Sweep: {together['ratio'][1]:.3g}x in CPU time, {together['wall_s'][1] / one['wall_s'][1]:.3g}x in wall time; "
         f"a setting takes {together['cpu_s'][1] / 16 / one['cpu_s'][1]:.2g} of a run alone: on so small a network the "
         "time goes into softplus and its slope at two points of 16,510 records for 10 units, once for every setting; "
         "only dispatch and the reading of records are shared."
