@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bench.backends import NumpyBackend, TorchBackend
@@ -15,8 +12,9 @@ from bench.cases import Case, all_cases, diff2, mu2
 from bench.loops import loop_of
 from bench.simulated import Ready
 from bench.timing import clock, quartiles
+from silodp.run.group import Group
 from silodp.run.runner import Prepared
-from silodp.run.simulate import begin, compile_run, simulate
+from silodp.run.simulate import simulate
 from silodp.run.sweep import variant
 
 BACKENDS = {"PyTorch": TorchBackend, "numpy": NumpyBackend}
@@ -106,15 +104,12 @@ def sweeps(quick: bool) -> dict[str, Any]:
     prepared = case.prepared(rounds=rounds)
     steps = [0.125 * 0.8**i for i in range(16)]
     members = [variant(prepared, case.config(rounds=rounds, step_size=s), None) for s in steps]
-    setting = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[m.setting for m in members])
     one, problem = Ready(prepared), prepared.problem
-    began = time.perf_counter()
-    carry, _ = begin(problem, setting, sweep=True)
-    compiled = compile_run(problem, setting, carry, sweep=True)
-    compile_seconds = time.perf_counter() - began
+    group = Group(members, len(members))
+    compile_seconds = group.compiled.seconds
 
     def together() -> Any:
-        return simulate(problem, setting, carry, compiled, lambda chunk: None, sweep=True)
+        return group.run(lambda round, row: None)
 
     def one_after_another() -> None:
         for member in members:

@@ -20,7 +20,7 @@ from silodp.privacy.binomial import collusion_levels, gaussian_multiplier
 from silodp.privacy.certificate import Context, certificate
 from silodp.privacy.printed import Case, formula_of
 from silodp.privacy.shuffled import Shuffled, calibrate_eps0, epsilon
-from silodp.run import sweep as machinery
+from silodp.run import group as machinery
 from silodp.run.runner import prepare
 from silodp.run.runner import train as run
 from silodp.run.sweep import with_values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -10,9 +11,14 @@ import pytest
 
 from silodp import sweep
 from silodp.config import Config, ConfigError, parse_config
-from silodp.run import sweep as machinery
+from silodp.run import group
+from silodp.run.runner import prepare
 from silodp.run.runner import train as run
-from silodp.run.sweep import best_of, save_sweep, with_values
+from silodp.run.sweep import best_of, run_configs, save_sweep, variant, with_values
+from tests.cases import case
+from tests.conftest import made_data
+
+DATA = made_data()
 
 GRID = {
     "algorithm.step_size": [0.1, 0.5],
@@ -36,14 +42,15 @@ def swept(grid: dict[str, list[float]], **options: Any) -> Config:
 @pytest.fixture
 def compiles(monkeypatch) -> list[int]:
     """Sizes of the groups that were compiled."""
+    monkeypatch.setattr(group, "cores", lambda: 1)
     sizes: list[int] = []
 
     def counted(problem, setting, carry, *, sweep):
         sizes.append(len(setting.x0))
         return original(problem, setting, carry, sweep=sweep)
 
-    original = machinery.compile_run
-    monkeypatch.setattr(machinery, "compile_run", counted)
+    original = group.compile_run
+    monkeypatch.setattr(group, "compile_run", counted)
     return sizes
 
 
@@ -106,3 +113,39 @@ def test_a_column_that_is_not_measured_is_refused_before_anything_is_compiled(da
     with pytest.raises(ConfigError, match=r"sweep.select = 'test_mse': not measured; measured: .*test_accuracy"):
         sweep(swept({"algorithm.step_size": [0.1]}, select="test_mse"), data=data)
     assert compiles == []
+
+
+def test_parts_in_threads_give_each_setting_its_own_run(monkeypatch):
+    """Seven settings in parts of three: the last part is filled up, and nothing of that shows."""
+    base = case("dp-gd", "untrusted")
+    points = [{"algorithm.step_size": 0.1 * (i + 1), "run.seed": float(i)} for i in range(7)]
+    configs = [with_values(base, point) for point in points]
+    monkeypatch.setattr(group, "cores", lambda: 1)
+    alone = run_configs(configs, DATA)
+    monkeypatch.setattr(group, "cores", lambda: 3)
+    parted = run_configs(configs, DATA, together=3)
+    for one, other in zip(alone, parted, strict=True):
+        np.testing.assert_allclose(one.x, other.x, rtol=1e-5, atol=1e-6)
+        assert one.epsilon == other.epsilon
+        assert [row["round"] for row in one.history] == [row["round"] for row in other.history]
+
+
+def test_a_sweep_that_is_given_up_ends_its_threads():
+    members = [variant(prepare(case("dp-gd", "untrusted"), DATA), case("dp-gd", "untrusted"), None)] * 4
+
+    def bar(round, row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        group.Group(members, 1).run(bar)
+    assert not [t for t in threading.enumerate() if t.name.startswith("ThreadPoolExecutor") and t.is_alive()]
+
+
+def test_a_look_ahead_has_the_noise_of_the_whole_run_and_no_epsilon():
+    config = case("dp-gd", "untrusted")
+    (whole,), (short,) = (run_configs([config], DATA, stop=stop) for stop in (None, 2))
+    assert short.epsilon is None and short.history[-1]["round"] == 2
+    early = next(row for row in whole.history if row["round"] == 2)
+    assert short.history[-1]["objective"] == pytest.approx(early["objective"], rel=1e-5)
+    assert short.prepared.plan is not None and whole.prepared.plan is not None
+    assert short.prepared.plan.multipliers == whole.prepared.plan.multipliers

@@ -28,9 +28,9 @@ from silodp.privacy.accountant import epsilon as epsilon_of
 from silodp.privacy.certificate import SIMULATED, settle
 from silodp.privacy.events import Spent
 from silodp.run.directory import RunDirectory, versions
-from silodp.run.progress import Progress, Update, silent
-from silodp.run.runner import Prepared, as_config, prepare, rows_of, setting_of, source_name
-from silodp.run.simulate import Carry, Chunk, Compiled, Problem, Setting, begin, compile_run, simulate
+from silodp.run.group import Group, Ran
+from silodp.run.progress import Progress, silent
+from silodp.run.runner import Prepared, as_config, prepare, setting_of, source_name
 
 SWEPT = ("algorithm", "privacy", "run")
 
@@ -182,57 +182,12 @@ def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
     return list(groups.values())
 
 
-Ran = tuple[list[dict[str, float]], np.ndarray, Account]  # history, last point, what was counted
-
-
 def run_group(members: Sequence[Prepared], progress: Progress, together: int) -> list[Ran]:
-    """All members through one compiled program, `together` at a time at most."""
-    problem = members[0].problem
-    size = -(-len(members) // -(-len(members) // together))
     title = f"{members[0].config.algorithm.name}: sweep of {len(members)} settings"
-    compiled: Compiled | None = None
-    results: list[Ran] = []
-    with progress(problem.rounds * len(members), 0, title) as bar:
-        for first in range(0, len(members), size):
-            part = members[first : first + size]
-            filled = [*part, *[part[-1]] * (size - len(part))]  # the program's shape is fixed
-            setting: Setting = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[m.setting for m in filled])
-            carry, rows = begin(problem, setting, sweep=True)
-            check_measured(members[0].config.sweep.select, list(rows))
-            compiled = compiled or compile_run(problem, setting, carry, sweep=True)
-            before, each = problem.rounds * first, len(part)
-            shown: Update = lambda n, row, before=before, each=each: bar(before + n * each, row)  # type: ignore[misc]
-            columns, carry = followed(problem, setting, carry, compiled, rows, shown)
-            results += [ran(columns, carry, i) for i in range(each)]
-    return results
-
-
-def followed(
-    problem: Problem, setting: Setting, carry: Carry, compiled: Compiled, first: dict[str, np.ndarray], bar: Update
-) -> tuple[dict[str, np.ndarray], Carry]:
-    """The settings' history columns, with running totals, and how they ended."""
-    columns = {name: [rows] for name, rows in first.items()}
-
-    def on_chunk(chunk: Chunk) -> None:
-        for name, rows in chunk.rows.items():
-            columns[name].append(rows)
-        bar(chunk.round, {"objective": best_finite(chunk.rows["objective"][:, -1])})
-
-    carry = simulate(problem, setting, carry, compiled, on_chunk, sweep=True)
-    whole = {name: np.concatenate(parts, axis=1) for name, parts in columns.items()}
-    for name in ("bits_up", "bits_down", "record_gradients"):
-        whole[name] = np.cumsum(whole[name].astype(np.float64), axis=1)
-    return whole, carry
-
-
-def best_finite(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.min()) if finite.size else float("nan")
-
-
-def ran(columns: dict[str, np.ndarray], carry: Carry, i: int) -> Ran:
-    history = rows_of({name: values[i] for name, values in columns.items()})
-    return history, np.asarray(carry.state.x[i]), jax.tree.map(lambda leaf: leaf[i], carry.ends.accounts)
+    with progress(members[0].problem.rounds * len(members), 0, title) as bar:
+        group = Group(members, together)
+        check_measured(members[0].config.sweep.select, group.measured)
+        return group.run(bar)
 
 
 def check_measured(column: str, measured: Sequence[str]) -> None:

@@ -1,0 +1,98 @@
+"""Settings that share one compiled program, run in parts, a thread for each core.
+
+A part's settings are stacked (vmapped). Threads, because XLA spreads only large operations over cores: with small
+models, a part beside the first is what keeps a second core busy (`make bench`, part `cores`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from silodp.core import Account
+from silodp.run.progress import Update
+from silodp.run.runner import Prepared, rows_of
+from silodp.run.simulate import Carry, Chunk, Compiled, Setting, begin, compile_run, simulate
+
+Ran = tuple[list[dict[str, float]], np.ndarray, Account]  # history, last point, what was counted
+
+
+class Stopped(Exception):
+    """Ends a part's thread when the whole is given up."""
+
+
+class Group:
+    """Members that differ in traced numbers only. `together`: most of them that are stacked."""
+
+    def __init__(self, members: Sequence[Prepared], together: int):
+        self.members, self.problem = members, members[0].problem
+        parts = max(-(-len(members) // together), min(cores(), len(members)))
+        self.size = -(-len(members) // parts)
+        self.starts = range(0, len(members), self.size)
+        self.carry, rows = begin(self.problem, self._setting(0), sweep=True)
+        self.measured = list(rows)
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return compile_run(self.problem, self._setting(0), self.carry, sweep=True)
+
+    def _setting(self, first: int) -> Setting:
+        part = self.members[first : first + self.size]
+        filled = [*part, *[part[-1]] * (self.size - len(part))]  # the program's shape is fixed
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *[member.setting for member in filled])
+
+    def run(self, bar: Update) -> list[Ran]:
+        """Every member's result, in order; `bar` is told the rounds done by all together."""
+        stop, done, compiled = threading.Event(), dict.fromkeys(self.starts, 0), self.compiled
+
+        def shown(first: int, round: int, row: Mapping[str, float]) -> None:
+            if stop.is_set():
+                raise Stopped
+            done[first] = round * len(self.members[first : first + self.size])
+            bar(sum(done.values()), row)
+
+        with ThreadPoolExecutor(min(cores(), len(self.starts))) as pool:
+            parts = [pool.submit(self._run_part, first, compiled, partial(shown, first)) for first in self.starts]
+            try:
+                return [ran for part in parts for ran in part.result()]
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _run_part(self, first: int, compiled: Compiled, bar: Update) -> list[Ran]:
+        setting = self._setting(first)
+        carry, rows = begin(self.problem, setting, sweep=True)
+        columns = {name: [start] for name, start in rows.items()}
+
+        def on_chunk(chunk: Chunk) -> None:
+            for name, rows in chunk.rows.items():
+                columns[name].append(rows)
+            bar(chunk.round, {"objective": smallest(chunk.rows["objective"][:, -1])})
+
+        carry = simulate(self.problem, setting, carry, compiled, on_chunk, sweep=True)
+        whole = {name: np.concatenate(pieces, axis=1) for name, pieces in columns.items()}
+        for name in ("bits_up", "bits_down", "record_gradients"):
+            whole[name] = np.cumsum(whole[name].astype(np.float64), axis=1)
+        return [result(whole, carry, i) for i in range(len(self.members[first : first + self.size]))]
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def smallest(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.min()) if finite.size else float("nan")
+
+
+def result(columns: dict[str, np.ndarray], carry: Carry, i: int) -> Ran:
+    history = rows_of({name: values[i] for name, values in columns.items()})
+    return history, np.asarray(carry.state.x[i]), jax.tree.map(lambda leaf: leaf[i], carry.ends.accounts)
