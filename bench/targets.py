@@ -71,6 +71,7 @@ TARGETS = [
         "sweeps", "16-setting sweep of DIFF2-GD 8-10-1", "over one run",
         lambda found: found["rows"]["16 settings in one program"]["ratio"][1], 6, True,
     ),
+    Target("sweeps", "", "over one run, in wall time", lambda found: sweep_wall(found), 6, True),
     Target(
         "growth", "a round of 10,000 silos of 50 records, untrusted", "over one silo with 500,000",
         lambda found: found["many silos"]["ratio"]["silos, untrusted"][1], 2, True,
@@ -137,13 +138,19 @@ def noise(found: Any) -> list[str]:
     ]
 
 
+def sweep_wall(found: Any) -> float:
+    rows = found["rows"]
+    return rows["16 settings in one program"]["wall_s"][1] / rows["one run"]["wall_s"][1]
+
+
 def elementwise(found: Any) -> list[str]:
     one, together = found["rows"]["one run"], found["rows"]["16 settings in one program"]
-    if together["ratio"][1] <= 6:
+    cpu = together["ratio"][1]
+    if cpu <= 6:
         return []
     return [
-        f"Sweep: {together['ratio'][1]:.3g}x in CPU time, {together['wall_s'][1] / one['wall_s'][1]:.3g}x in wall time; "
-        f"a setting takes {together['cpu_s'][1] / 16 / one['cpu_s'][1]:.2g} of a run alone: on so small a network the "
-        "time goes into softplus and its slope at two points of 16,510 records for 10 units, once for every setting; "
-        "only dispatch and the reading of records are shared."
+        f"Sweep: {cpu:.3g}x in CPU time, {sweep_wall(found):.3g}x in wall time; a setting takes "
+        f"{together['cpu_s'][1] / 16 / one['cpu_s'][1]:.2g} of a run alone: on so small a network the time goes into "
+        "softplus and its slope at two points of 16,510 records for 10 units, once for every setting; only dispatch and "
+        "the reading of records are shared."
     ]
