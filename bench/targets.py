@@ -151,6 +151,6 @@ def elementwise(found: Any) -> list[str]:
     return [
         f"Sweep: {cpu:.3g}x in CPU time, {sweep_wall(found):.3g}x in wall time; a setting takes "
         f"{together['cpu_s'][1] / 16 / one['cpu_s'][1]:.2g} of a run alone: on so small a network the time goes into "
-        "softplus and its slope at two points of 16,510 records for 10 units, once for every setting; only dispatch and "
-        "the reading of records are shared."
+        "softplus and its slope at two points of 16,510 records for 10 units, once for every setting; only dispatch "
+        "and the reading of records are shared."
     ]
