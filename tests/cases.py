@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from silodp.algorithms import REGISTRY
+from silodp.build import Assembled
 from silodp.config import Config, parse_config
 
 ROUNDS = 6
@@ -46,3 +48,9 @@ def case(name: str, trust: str, *, rounds: int = ROUNDS, private: bool = True, *
         "run": {"every": 2, "seed": 3},
     }
     return parse_config(tree)
+
+
+def with_test_seed(parts: Assembled) -> Assembled:
+    """A silo takes a seed only when the config says that the run is a test."""
+    run = parts.config.run.model_copy(update={"mode": "messages", "test_seed": True})
+    return dataclasses.replace(parts, config=parts.config.model_copy(update={"run": run}))

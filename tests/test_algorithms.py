@@ -21,7 +21,7 @@ from silodp.run.federation import Silos
 from silodp.run.messages import MessageFederation, set_up
 from silodp.run.runner import Prepared, prepare
 from silodp.run.simulate import Carry, Problem, Setting, one_round, start
-from tests.cases import ROUNDS, case
+from tests.cases import ROUNDS, case, with_test_seed
 from tests.conftest import made_data
 from tests.test_equivalences import trained
 
@@ -145,7 +145,8 @@ def test_a_mix_of_two_shifted_streams_is_the_same_message_by_message(silo_proces
     prepared, carry = ran(case(name, "untrusted", **options))
     assert prepared.plan is not None
     seed = prepared.config.run.seed
-    set_up(silo_processes, prepared.parts, {k: list(v) for k, v in prepared.plan.multipliers.items()}, DATA, seed)
+    multipliers = {k: list(v) for k, v in prepared.plan.multipliers.items()}
+    set_up(silo_processes, with_test_seed(prepared.parts), multipliers, DATA, seed)
     fed = MessageFederation(prepared.parts, silo_processes, np.asarray(prepared.problem.silos.weights), seed, seed)
     fed.start(prepared.setting.x0)
     state = prepared.parts.algorithm.init(prepared.setting.x0)

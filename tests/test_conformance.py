@@ -19,7 +19,7 @@ from silodp.run.messages import MessageFederation, set_up
 from silodp.run.runner import Prepared, prepare, rows_of
 from silodp.run.shuffling import ShufflerProcess, agreed_terms
 from silodp.run.simulate import Carry, Compiled, begin, compile_run, simulate
-from tests.cases import CASES, OPTIONS, ROUNDS, case, once_each
+from tests.cases import CASES, OPTIONS, ROUNDS, case, once_each, with_test_seed
 from tests.conftest import made_data
 from tests.textbook import textbook
 
@@ -106,7 +106,7 @@ def test_message_mode_is_the_simulation(name, trust, participation, silo_process
             if isinstance(prepared.parts.channel, ShuffledServer)
             else None
         )
-        set_up(silo_processes, prepared.parts, multipliers, DATA, seed, shuffler)
+        set_up(silo_processes, with_test_seed(prepared.parts), multipliers, DATA, seed, shuffler)
         weights = np.asarray(prepared.problem.silos.weights)
         fed = MessageFederation(prepared.parts, silo_processes, weights, seed, seed, shuffler)
         state, counted, costs = message_run(fed, prepared)

@@ -72,11 +72,27 @@ class SiloServer:
         config, facts = self.parts.config, self.parts.facts
         if self.seed is not None and not config.run.test_seed:
             raise WireError("setup: a seed, but the config has no run.test_seed = true; noise must not be repeatable")
+        if not config.privacy.private:
+            return
+        own = {stream: told[self.index] for stream, told in multipliers.items()}
+        privacy = config.privacy.model_copy(update={"epsilon": None, "gdp": None, "multipliers": own})
+        told = config.model_copy(update={"privacy": privacy})
+        plan = plan_of(told, facts.sizes, facts.names, self.parts.objective.parameters, "exact")
+        assert plan is not None
+        promised = self._promised()
+        if not plan.epsilon(self.index) <= promised * (1 + 1e-4):
+            raise WireError(
+                f"setup: this noise gives epsilon {plan.epsilon(self.index):.6g}, the config says {promised:.6g}"
+            )
+
+    def _promised(self) -> float:
+        """The epsilon of this silo's records by the config alone."""
+        config, facts = self.parts.config, self.parts.facts
+        if config.privacy.epsilon is not None and config.privacy.calibration == "exact":
+            return config.privacy.epsilon
         plan = plan_of(config, facts.sizes, facts.names, self.parts.objective.parameters)
-        for stream, needed in ({} if plan is None else plan.multipliers).items():
-            told = multipliers.get(stream, [0.0] * len(needed))[self.index]
-            if not told >= needed[self.index] * (1 - 1e-6):
-                raise WireError(f"setup: multiplier {told} of stream {stream!r}, the config needs {needed[self.index]}")
+        assert plan is not None
+        return plan.epsilon(self.index)
 
     def start(self, x0: Array) -> None:
         if self.started:
