@@ -468,3 +468,27 @@ def test_softplus_and_its_changes_hold_everywhere():
     slopes = np.tanh(np.float64(d) / 2) * (slope_at(v) * slope_at(-u) + slope_at(u) * slope_at(-v))
     np.testing.assert_allclose(slope_change(v, d, None), slopes, rtol=1e-5, atol=1e-37)
     np.testing.assert_allclose(jax.vmap(jax.grad(softplus))(v), slope_at(v), rtol=3e-6, atol=1e-38)
+
+
+@pytest.mark.parametrize(
+    ("size", "cotangent", "clip"), [(1e18, 1e-19, 1e-4), (1e-19, 1e18, 1e-4), (1e15, 1e-25, 1e-12)]
+)
+def test_a_record_whose_factors_underflow_apart_is_clipped_all_the_same(size, cotangent, clip):
+    """|a|^2 or |delta|^2 alone may be lost in float32 while the gradient a delta^T is not."""
+    loss = lambda params, record: jnp.sum(dense(params["w"], None, record[0])) * record[1]
+    params = {"w": jnp.zeros((1, 1))}
+    record = (jnp.full((1, 1), size), jnp.full(1, cotangent))
+    total = clipped_sum(loss, [params], [1.0], record, jnp.ones(1), clip, engine="structured")["w"]
+    assert float(jnp.abs(total).max()) <= clip * 1.001
+
+
+def test_nearly_opposite_lookups_of_one_row_are_clipped_by_their_sum():
+    """The norm of a sum of large cotangents that cancel must not be lost in their products."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        v = np.float32(rng.normal(size=4) * 1e6)
+        w = -v + np.float32(rng.normal(size=4))
+        loss = lambda table, record, v=v, w=w: jnp.sum(embed(table, record) * jnp.stack([v, w]))
+        table = jnp.zeros((3, 4))
+        total = clipped_sum(loss, [table], [1.0], jnp.array([[1, 1]]), jnp.ones(1), 1.0, engine="structured")
+        assert float(jnp.linalg.norm(total)) <= 1.1

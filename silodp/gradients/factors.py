@@ -21,6 +21,7 @@ from silodp.gradients.layers import CONV, EMBED
 from silodp.gradients.structure import Layer
 
 PerRecord = Float[Array, " n"]
+TINY, EPSILON = float(jnp.finfo(jnp.float32).tiny), float(jnp.finfo(jnp.float32).eps)
 
 
 class Term(NamedTuple):
@@ -40,8 +41,13 @@ class DenseFactors(eqx.Module):
 
     def square_norms(self) -> PerRecord:
         """The terms' inputs are orthogonal; the leftover of that in float32 is second order."""
-        each = [_square(t.cotangents) * self._dot(t, t) for t in self.terms]
+        each = [self._square_of(t) for t in self.terms]
         return sum(each[1:], each[0])
+
+    def _square_of(self, t: Term) -> PerRecord:
+        # A square lost to underflow counts as the largest it may have been: the other factor may be huge.
+        outputs, inputs = t.cotangents.shape[0], t.inputs.size // t.cotangents.shape[-1] + 1
+        return (_square(t.cotangents) + outputs * TINY) * (self._dot(t, t) + inputs * TINY)
 
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
         total = jnp.zeros(())
@@ -111,9 +117,15 @@ class RowFactors(eqx.Module):
     rows: int = eqx.field(static=True)
 
     def square_norms(self) -> PerRecord:
-        same_row = self.index[:, None] == self.index[None, :]
-        products = jnp.einsum("pwn,qwn->pqn", self.cotangents, self.cotangents)
-        return jnp.sum(jnp.where(same_row, products, 0), axis=(0, 1))
+        """Cotangents of one row are added before they are squared: products of nearly opposite ones would cancel.
+
+        What the addition itself rounds away counts on top, so that the norm is never understated.
+        """
+        same_row = (self.index[:, None] == self.index[None, :]).astype(self.cotangents.dtype)
+        added = jnp.einsum("pqn,qwn->pwn", same_row, self.cotangents)
+        squares = jnp.sum(jnp.sum(added**2, axis=1) / jnp.sum(same_row, axis=1), axis=0)
+        positions = self.index.shape[0]
+        return squares + positions * (positions * EPSILON) ** 2 * _square(self.cotangents)
 
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
         return jnp.einsum("pwn,pnw->n", self.cotangents, weight[self.index])

@@ -19,7 +19,7 @@ import numpy as np
 from silodp.core import Account
 from silodp.run.progress import Update
 from silodp.run.runner import Prepared, rows_of
-from silodp.run.simulate import Carry, Chunk, Compiled, Setting, begin, compile_run, simulate
+from silodp.run.simulate import Carry, Chunk, Compiled, Setting, begin, compile_run, simulate, start_program
 
 Ran = tuple[list[dict[str, float]], np.ndarray, Account]  # history, last point, what was counted
 
@@ -33,10 +33,13 @@ class Group:
 
     def __init__(self, members: Sequence[Prepared], together: int):
         self.members, self.problem = members, members[0].problem
-        parts = max(-(-len(members) // together), min(cores(), len(members)))
+        # All cores' parts are in memory at once: together they hold no more than `together`.
+        parts = max(-(-len(members) * cores() // together), min(cores(), len(members)))
+        parts = min(parts, len(members))
         self.size = -(-len(members) // parts)
         self.starts = range(0, len(members), self.size)
-        self.carry, rows = begin(self.problem, self._setting(0), sweep=True)
+        self.start = start_program(self.problem, self._setting(0), sweep=True)
+        self.carry, rows = begin(self.problem, self._setting(0), sweep=True, program=self.start)
         self.measured = list(rows)
 
     @cached_property
@@ -69,7 +72,7 @@ class Group:
 
     def _run_part(self, first: int, compiled: Compiled, bar: Update) -> list[Ran]:
         setting = self._setting(first)
-        carry, rows = begin(self.problem, setting, sweep=True)
+        carry, rows = begin(self.problem, setting, sweep=True, program=self.start)
         columns = {name: [start] for name, start in rows.items()}
 
         def on_chunk(chunk: Chunk) -> None:

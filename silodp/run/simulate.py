@@ -163,8 +163,11 @@ def carry_axes(carry: Carry) -> Carry:
     return eqx.tree_at(lambda c: c.round, jax.tree.map(lambda _: 0, carry), None)
 
 
-def begin(problem: Problem, setting: Setting, *, sweep: bool) -> tuple[Carry, dict[str, np.ndarray]]:
-    """The run before its first round and the history row of its start."""
+Start = Callable[[Problem, Setting], tuple[Carry, dict[str, Array]]]
+
+
+def start_program(problem: Problem, setting: Setting, *, sweep: bool) -> Start:
+    """What `begin` runs; keep it to begin several times with one compilation."""
 
     def first(problem: Problem, setting: Setting) -> tuple[Carry, dict[str, Array]]:
         carry = start(problem, setting)
@@ -175,7 +178,14 @@ def begin(problem: Problem, setting: Setting, *, sweep: bool) -> tuple[Carry, di
         single = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, setting)
         carries = carry_axes(jax.eval_shape(start, problem, single))
         mapped = eqx.filter_vmap(first, in_axes=(None, eqx.if_array(0)), out_axes=(carries, 0))
-    carry, row = eqx.filter_jit(mapped)(problem, setting)
+    return cast(Start, eqx.filter_jit(mapped))
+
+
+def begin(
+    problem: Problem, setting: Setting, *, sweep: bool, program: Start | None = None
+) -> tuple[Carry, dict[str, np.ndarray]]:
+    """The run before its first round and the history row of its start."""
+    carry, row = (program or start_program(problem, setting, sweep=sweep))(problem, setting)
     axis = 1 if sweep else 0
     return carry, {name: np.expand_dims(np.asarray(leaf), axis) for name, leaf in row.items()}
 
