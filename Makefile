@@ -24,6 +24,10 @@ reproduce: $(READY)
 	$(MAKE) --no-print-directory -j 2 $(addprefix reproduce-,$(basename $(notdir $(wildcard silodp/papers/*.toml))))
 	$(BIN)/silodp reproduce --docs
 
+# These two show units of other figures.
+reproduce-soteria-fig1: reproduce-soteria-fig3
+reproduce-soteria-fig2: reproduce-soteria-fig4
+
 reproduce-%: $(READY)
 	@mkdir -p runs/reproduction
 	$(BIN)/silodp reproduce $* > runs/reproduction/$*.log 2>&1 || { tail -3 runs/reproduction/$*.log; exit 1; }
