@@ -16,7 +16,7 @@ from silodp.planning import plan_of
 from silodp.reproduce import load_experiment, names
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
 from silodp.reproduce.experiment import Experiment, changed, thinned
-from silodp.reproduce.report import Cell, Row, judged, judgements, p_value, rows_of
+from silodp.reproduce.report import Cell, Judgement, Row, judged, judgements, p_value, rows_of
 
 WANTED = [
     *("mu2-table1", "mu2-table2", "psgm-fig1", "diff2-fig1", "diff2-fig2", "diff2-fig3"),
@@ -145,6 +145,14 @@ def test_verdicts():
     worse = Row("all", 1.0, "DP-GD", error, 0.1, {"exact": Cell("DP-GD", (0.2, 0.3), 1.0)}, Cell("DP-GD", (0.05,), 1.0))
     assert worse.verdict == "worse" and worse.beaten and worse.difference == pytest.approx(0.15)
     assert p_value(np.array([1.0, 1.1, 0.9]), np.array([2.0, 2.3, 2.1])) < 0.05
+
+
+def test_a_claim_holds_only_where_the_difference_is_more_than_chance():
+    claim = small().claims[0]
+    assert Judgement(claim, "exact", 2, 2, 2, (0.01, 0.02)).verdict == "holds"
+    assert Judgement(claim, "exact", 2, 2, 1, (0.01, 0.5)).verdict == "holds in the mean, not significantly"
+    assert Judgement(claim, "exact", 1, 2, 1, (0.01, 0.99)).verdict == "holds in 1 of 2"
+    assert Judgement(claim, "exact", 0, 2, 0, (0.9, 0.99)).verdict == "does not hold"
 
 
 def test_mistakes_are_named():

@@ -149,8 +149,9 @@ class Judgement:
     def verdict(self) -> str:
         if self.places == 0:
             return "not run"
+        tested = [p for p in self.p_values if not np.isnan(p)]
         if self.wins == self.places:
-            return "holds"
+            return "holds" if self.significant == len(tested) else "holds in the mean, not significantly"
         return "does not hold" if self.wins == 0 else f"holds in {self.wins} of {self.places}"
 
 
