@@ -492,3 +492,20 @@ def test_nearly_opposite_lookups_of_one_row_are_clipped_by_their_sum():
         table = jnp.zeros((3, 4))
         total = clipped_sum(loss, [table], [1.0], jnp.array([[1, 1]]), jnp.ones(1), 1.0, engine="structured")
         assert float(jnp.linalg.norm(total)) <= 1.1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_loss_may_close_over_what_is_stacked(count):
+    """Settings that differ in a number inside the loss, over silos that share the products of a block."""
+    points = [{"w": draw(seed, 1, 3), "b": draw(seed, 1)} for seed in (30, 31)][:count]
+    records, weights = draw(32, 2, N, 3), jnp.ones((2, N))
+
+    def summed(engine, scale, own, counted):
+        loss = lambda p, r: scale * jnp.tanh(dense(p["w"], p["b"], r)[0]) ** 2
+        return clipped_sum(loss, points, [1.0, -1.0][:count], own, counted, 0.2, engine=engine)
+
+    def every(engine):
+        silos = lambda scale: jax.vmap(partial(summed, engine, scale))(records, weights)
+        return jax.vmap(silos)(jnp.array([0.5, 1.0, 2.0]))
+
+    np.testing.assert_allclose(flat(every("structured")), flat(every("general")), rtol=1e-5, atol=1e-6)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Bool, Float, PyTree
 
 from silodp.gradients.blocks import clip_factor, rarely, stackable, sum_in_blocks, sum_in_groups
@@ -39,12 +40,16 @@ class Clipped(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What all records are asked. `penalty`: a gradient (as leaves) that is added to every record's before clipping."""
+    """What all records are asked. `penalty`: a gradient (as leaves) that is added to every record's before clipping.
+
+    `closed_over`: what the loss itself closes over. It is passed on like the points, because it may be stacked as well.
+    """
 
     points: Sequence[PyTree]
     coefficients: Sequence[Array]
     clip: Float[Array, ""]
     penalty: list[Array] | None
+    closed_over: Sequence[Any] | None = None
 
 
 def clipped_sum(
@@ -59,7 +64,8 @@ def clipped_sum(
 ) -> PyTree:
     """`penalty`: a gradient that is added to every record's before clipping. Silos stacked by vmap share products."""
     size = microbatch or block_size(structure, len(points))
-    question = Question(points, coefficients, clip, None if penalty is None else jax.tree.leaves(penalty))
+    added = None if penalty is None else jax.tree.leaves(penalty)
+    question = Question(points, coefficients, clip, added, structure.traced.consts)
     one = lambda question, records, weights: sum_in_blocks(
         lambda *block: [leaf[0] for leaf in block_sums(structure, question, *block)], records, weights, size
     )
@@ -101,6 +107,8 @@ def block_sums(
 
 
 def clip_block(structure: Structure, question: Question, records: PyTree, kept: Bool[Array, " n"]) -> Clipped:
+    if question.closed_over is not None:
+        structure = structure._replace(traced=ClosedJaxpr(structure.traced.jaxpr, question.closed_over))
     layers = _combine(structure, question.points, question.coefficients, records)
     square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))
     finite = jnp.all(jnp.isfinite(square_norms))
