@@ -146,9 +146,11 @@ def random_words(key: PRNGKeyArray, shape: Shape) -> UInt32[Array, "..."]:
 def fold(key: PRNGKeyArray, number: Step) -> PRNGKeyArray:
     """jax.random.fold_in, bit for bit, without its loop."""
     pair = _threefry(key, jnp.uint32(0), jnp.asarray(number, jnp.uint32))
-    return jax.random.wrap_key_data(jnp.stack(pair), impl="threefry2x32")
+    # Without the barrier XLA merges a chain of keys into the pass that uses them, which takes seconds to compile.
+    return jax.random.wrap_key_data(jax.lax.optimization_barrier(jnp.stack(pair)), impl="threefry2x32")
 
 
+@jax.jit  # a round draws many keys: traced once for each shape
 def _threefry(
     key: PRNGKeyArray, left: UInt32[Array, "..."], right: UInt32[Array, "..."]
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,10 +28,11 @@ def first_of_its_kind() -> set[tuple[str, str]]:
     return set(kinds.values())
 
 
-def once_each(cases: list[tuple]) -> list:
+def once_each(cases: list[tuple], also_slow: Callable[[str, str], bool] = lambda name, trust: False) -> list:
     """The same rows, those that repeat a kind marked slow."""
     first = first_of_its_kind()
-    return [pytest.param(*row, marks=() if row[:2] in first else pytest.mark.slow) for row in cases]
+    quick = lambda name, trust: (name, trust) in first and not also_slow(name, trust)
+    return [pytest.param(*row, marks=() if quick(*row[:2]) else pytest.mark.slow) for row in cases]
 
 
 def case(name: str, trust: str, *, rounds: int = ROUNDS, private: bool = True, **changes: Any) -> Config:

@@ -12,6 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+# Before JAX is imported: workers and silo processes share what any of them compiled.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
 from silodp.config import parse_config, to_toml
 from silodp.data import FederatedData, SiloData
 

@@ -91,9 +91,14 @@ def test_resumes_bit_equal(name, trust, tmp_path):
     np.testing.assert_array_equal(np.asarray(resumed.drawn), np.asarray(done.last.drawn))
 
 
+def also_untrusted(name: str, trust: str) -> bool:
+    """A trusted server's silos run the untrusted ones' code without noise; processes are dear, one of these will do."""
+    return trust == "trusted" and (name, "untrusted") in CASES and name != "dp-gd"
+
+
 @pytest.mark.parametrize(
     ("name", "trust", "participation"),
-    once_each([(n, t, None) for n, t in CASES]) + [(n, t, 2) for n, t in PARTIAL],
+    once_each([(n, t, None) for n, t in CASES], also_untrusted) + [(n, t, 2) for n, t in PARTIAL],
 )
 def test_message_mode_is_the_simulation(name, trust, participation, silo_processes):
     done = finished(name, trust, participation)

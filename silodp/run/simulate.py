@@ -120,7 +120,7 @@ def advance(
     problem: Problem, setting: Setting, carry: Carry, blocks: Int[Array, ""]
 ) -> tuple[Carry, dict[str, Float[Array, " rows"]]]:
     """So many blocks; their rows come first in the returned buffers."""
-    shapes = jax.eval_shape(lambda c: block(problem, setting, c)[1], carry)
+    shapes = jax.eval_shape(lambda c: history_row(problem, setting, c), carry)
     rows = jax.tree.map(lambda leaf: jnp.zeros((ROWS, *leaf.shape), leaf.dtype), shapes)
 
     def step(i: Array, packed: tuple[Carry, Any]) -> tuple[Carry, Any]:
