@@ -234,6 +234,9 @@ def reproduce(
         str | None, typer.Argument(help="a table or figure (see --list), or a TOML file of your own")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="one seed, few settings: about two minutes")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="the whole grid, every setting to the end with every seed: days")
+    ] = False,
     calibration: Annotated[str | None, typer.Option(help="only these columns: exact or paper (default: all)")] = None,
     out: Annotated[Path | None, typer.Option(help="directory of the results (default: under runs/)")] = None,
     list_: Annotated[bool, typer.Option("--list", help="list the tables and figures")] = False,
@@ -241,7 +244,7 @@ def reproduce(
 ) -> None:
     """Run a paper's table or figure again; what is already done in the directory is not run twice."""
     from silodp.reproduce import load_experiment, names
-    from silodp.reproduce.driver import QUICK_ROOT, ROOT, write_docs
+    from silodp.reproduce.driver import FULL_ROOT, QUICK_ROOT, ROOT, write_docs
     from silodp.reproduce.driver import reproduce as execute
     from silodp.run.progress import bars
 
@@ -258,9 +261,11 @@ def reproduce(
             return
         if name is None:
             raise ConfigError("name a table or figure: silodp reproduce --list shows them")
+        if quick and full:
+            raise ConfigError("--quick and --full: choose one")
         experiment = load_experiment(name)
-        experiment = experiment.quickly() if quick else experiment
-        directory = out or (QUICK_ROOT if quick else ROOT) / experiment.name
+        experiment = experiment.quickly() if quick else experiment.fully() if full else experiment
+        directory = out or (QUICK_ROOT if quick else FULL_ROOT if full else ROOT) / experiment.name
         units = None if out else directory.parent / "units"  # figures of a paper share some
         try:
             execute(

@@ -105,6 +105,15 @@ def test_a_unit_holds_the_best_setting_every_seed_and_the_true_epsilon(done):
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_full_is_the_whole_grid_to_the_end_with_every_seed():
+    line = small().lines[1].model_copy(update={"full": {"algorithm.step_size": [0.01, 0.1, 1.0]}})
+    whole = small(lines=[line]).fully()
+    assert whole.lines[0].search == {"algorithm.step_size": [0.01, 0.1, 1.0]}
+    assert whole.search.rungs == [] and whole.seeds == [0, 1]
+    answer = CliRunner().invoke(app, ["reproduce", "diff2-fig1", "--quick", "--full"])
+    assert answer.exit_code == 2 and "choose one" in answer.output
+
+
 def test_nothing_is_run_twice_unless_its_description_changed(done, monkeypatch):
     experiment, results, out = done
     monkeypatch.setattr("silodp.reproduce.units.run_configs", lambda *a, **k: pytest.fail("ran again"))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from silodp.config import ConfigError
 from silodp.data import FederatedData
@@ -21,6 +26,7 @@ Announce = Callable[[str], None]
 POINTS = 40  # of a curve in the compact results
 ROOT = Path("runs/reproduction")
 QUICK_ROOT = Path("runs/reproduction-quick")
+FULL_ROOT = Path("runs/reproduction-full")
 COLUMNS: dict[str, tuple[Column, ...]] = {"exact": ("exact", "best"), "paper": ("published",)}
 
 
@@ -42,12 +48,32 @@ def reproduce(
             unit.config(level)
     data = DataCache()
     results = {}
-    for number, unit in enumerate(wanted, 1):
-        announce(f"[{number}/{len(wanted)}] {experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}")
-        result = run_unit(unit, data.of(unit), units or out / "units", progress)
-        results[result["panel"], result["line"], result["column"]] = result
+    with programs_kept(out / "programs"):
+        for number, unit in enumerate(wanted, 1):
+            announce(f"[{number}/{len(wanted)}] {experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}")
+            result = run_unit(unit, data.of(unit), units or out / "units", progress)
+            results[result["panel"], result["line"], result["column"]] = result
     save_report(experiment, results, out)
     return results
+
+
+@contextmanager
+def programs_kept(folder: Path) -> Iterator[None]:
+    """Columns of one line run the same programs with other noise: they are compiled once, and let go at the end."""
+    if jax.config.values["jax_compilation_cache_dir"] is not None:  # the user keeps all programs anyway
+        yield
+        return
+    keep_programs_in(folder)
+    try:
+        yield
+    finally:
+        keep_programs_in(None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_programs_in(folder: Path | None) -> None:
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
+    compilation_cache.reset_cache()  # JAX looks only once where its cache is
 
 
 class DataCache:

@@ -59,6 +59,7 @@ class Line(Section):
     )
     published_by_level: dict[str, list[Any]] = Field(default={}, description="the same, a value for every level")
     search: dict[str, list[Any]] = Field(default={}, description="grid from which settings are chosen, not privately")
+    full: dict[str, list[Any]] = Field(default={}, description="the larger parts of the grid that --full searches")
     panels: list[str] | None = Field(default=None, description="only in these panels")
     levels: bool = Field(default=True, description="false: one run serves all levels (a reference without privacy)")
 
@@ -163,6 +164,11 @@ class Experiment(Section):
     def lines_of(self, panel: str) -> list[Line]:
         """A line whose settings differ between panels is described once for each kind of panel, under one name."""
         return [line for line in self.lines if line.panels is None or panel in line.panels]
+
+    def fully(self) -> Experiment:
+        """The same with every setting of the whole grid run to the end with every seed."""
+        lines = [line.model_copy(update={"search": line.search | line.full}) for line in self.lines]
+        return self.model_copy(update={"lines": lines, "search": self.search.model_copy(update={"rungs": []})})
 
     def quickly(self) -> Experiment:
         """The same with one seed, a few settings and maybe fewer levels and rounds."""
