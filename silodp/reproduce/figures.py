@@ -46,7 +46,7 @@ def draw_lines(axes: Axes, experiment: Experiment, results: Results, panel: str,
             draw_published(axes, experiment, panel, line, metric, f"C{number % 10}")
     if shown.log:
         axes.set_yscale("log")
-    if axis == "levels":
+    if axis in ("levels", "bits"):
         axes.set_xscale("log")
     label = experiment.levels.label if axis == "levels" and experiment.levels else X_LABELS.get(axis, axis)
     finish(axes, label, shown.label, legend=False)

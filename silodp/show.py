@@ -1,0 +1,126 @@
+"""What the commands print: runs, sweeps, accounts and the algorithms there are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+console = Console()
+
+MESSAGES = """bits of one message: 32 d; with a compressor (untrusted) rand-k 32 k + 64, natural 9 d, qsgd
+ceil(log2(2 levels + 1)) d + 32; through a shuffler, a message for every record of the round
+n: records of a silo, b: batch, K: local steps, R: rounds, N: silos, d: parameters"""
+
+
+def print_algorithm(row: dict[str, Any]) -> None:
+    """Some lines for each: a table of all this does not fit on a screen."""
+    lines = [f"  paper: {row['paper']}"]
+    for trust in row["trust"]:
+        utility = row["proved"].get(trust, "no theorem on its utility here")
+        lines.append(f"  {trust}: {'private; ' + utility if row['private'] else 'adds no noise, not private'}")
+    lines += [f"  rate: {row['rate']}"] if row["rate"] else []
+    lines.append(f"  a silo's round: record gradients {row['gradients_per_round']}; bits up {row['bits_per_round']}")
+    console.print(f"[bold]{row['name']}[/bold]: {row['summary']}", highlight=False)
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_summary(summary: dict[str, Any], directory: Path) -> None:
+    table = Table(show_header=False, box=None)
+    final = summary["final"]
+    guarantee = "none (no noise)"
+    if summary["private"]:
+        guarantee = f"({summary['epsilon']:.4g}, {summary['delta']:g})-DP for every record of every silo"
+    lines: dict[str, str] = {
+        "algorithm": f"{summary['algorithm']}, {summary['trust']} server",
+        "guarantee": guarantee,
+        "rounds": f"{final['round']:.0f}",
+        "objective": f"{final['objective']:.6g}",
+        "squared gradient norm": f"{final['gradient_norm2']:.4g}",
+    }
+    lines |= {k.replace("_", " "): f"{v:.4f}" for k, v in final.items() if k.startswith("test_")}
+    lines |= {
+        "sent up, down": f"{final['bits_up'] / 8e6:.3g} MB, {final['bits_down'] / 8e6:.3g} MB",
+        "record gradients": f"{final['record_gradients']:,.0f}",
+        "engine": f"{summary['engine']} ({summary['engine_reason']})",
+        "time": ", ".join(f"{k.replace('_seconds', '')} {v:.1f} s" for k, v in summary["timing"].items()),
+    }
+    for name, value in lines.items():
+        table.add_row(name, value)
+    console.print(table)
+    print_chosen(summary["chosen_by_theory"])
+    if not math.isfinite(final["objective"]):
+        console.print("the run diverged: lower algorithm.step_size", style="yellow", markup=False)
+    if summary["stamp"]:
+        console.print(summary["stamp"], style="yellow", markup=False)
+    for note in summary["preprocessing"]:
+        if note.startswith("not private"):
+            console.print(note, style="yellow", markup=False, soft_wrap=True)
+    console.print(f"files in {directory}", markup=False, soft_wrap=True)
+
+
+def print_selection(chosen: Any, directory: Path) -> None:
+    values = ", ".join(f"{key} = {value:g}" for key, value in chosen.outcome.values.items())
+    column = chosen.column
+    console.print(f"chosen: {values}; {column} {chosen.outcome.history[-1][column]:.6g}", markup=False)
+    console.print(
+        f"epsilon of one run {chosen.outcome.epsilon:.4g}; of choosing the best of a random number of runs "
+        f"{chosen.epsilon:.4g}, if the test records are public",
+        markup=False,
+    )
+    console.print(f"results in {directory}", markup=False)
+
+
+def print_chosen(options: dict[str, Any]) -> None:
+    if options:
+        shown = ", ".join(f"{name} = {value:.5g}" for name, value in options.items())
+        console.print(f"chosen by theory: {shown}", markup=False, highlight=False)
+
+
+def print_account(result: dict[str, Any]) -> None:
+    how = f"{result['calibration']} calibration, delta {result['delta']:g}"
+    title = f"{result['algorithm']}, {result['trust']} server, {how}"
+    table = Table(
+        "silo", "records", "epsilon", "stream", "releases", "noise / sensitivity", "noise / clip", title=title
+    )
+    for silo in result["silos"]:
+        head = (silo["silo"], str(silo["records"]), f"{silo['epsilon']:.5g}")
+        for i, row in enumerate(silo["releases"]):
+            table.add_row(*(head if i == 0 else ("", "", "")), *release_cells(row))
+    console.print(table)
+    print_chosen(result["chosen_by_theory"])
+    if "note" in result:
+        console.print(result["note"], markup=False)
+    paper = result["paper"]
+    if paper is not None and not paper["admissible"]:
+        console.print(f"the paper's own noise ({paper['formula']}) does not exist here:", markup=False)
+        for reason in paper["reasons"]:
+            console.print(f"  {reason}", markup=False)
+    elif paper is not None:
+        verdict = "VIOLATED" if paper["violated"] else "holds"
+        console.print(
+            f"the paper's own noise ({paper['formula']}) claims epsilon {paper['claimed_epsilon']:g} and really gives "
+            f"{paper['true_epsilon']:.5g}: the claim {verdict}",
+            markup=False,
+        )
+        for row in paper["releases"]:
+            stream, count, multiplier, std = release_cells(row)
+            console.print(f"  {count} x {stream}: {multiplier} x sensitivity, {std} x clip", markup=False)
+
+
+def release_cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    return row["stream"], str(row["count"]), f"{row['multiplier']:.5g}", f"{row['std_over_clip']:.5g}"
+
+
+def print_outcomes(outcomes: list[Any], best: int, column: str) -> None:
+    keys = list(outcomes[0].values)
+    table = Table(*keys, "epsilon", column, "")
+    for i, outcome in enumerate(outcomes):
+        epsilon = "-" if outcome.epsilon is None else f"{outcome.epsilon:.4g}"
+        last = f"{outcome.history[-1][column]:.6g}"
+        table.add_row(*(f"{outcome.values[k]:g}" for k in keys), epsilon, last, "best" if i == best else "")
+    console.print(table)
+    console.print(f"best by {column}: not private: selected on private data", style="yellow", markup=False)
