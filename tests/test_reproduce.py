@@ -107,7 +107,7 @@ def test_a_unit_holds_the_best_setting_every_seed_and_the_true_epsilon(done):
 
 def test_full_is_the_whole_grid_to_the_end_with_every_seed():
     line = small().lines[1].model_copy(update={"full": {"algorithm.step_size": [0.01, 0.1, 1.0]}})
-    whole = small(lines=[line]).fully()
+    whole = small(lines=[line.model_dump()], claims=[]).fully()
     assert whole.lines[0].search == {"algorithm.step_size": [0.01, 0.1, 1.0]}
     assert whole.search.rungs == [] and whole.seeds == [0, 1]
     answer = CliRunner().invoke(app, ["reproduce", "diff2-fig1", "--quick", "--full"])
@@ -153,6 +153,8 @@ def test_verdicts():
     assert [judged(d, error) for d in (0.005, -0.2, 0.2, float("nan"))] == ["match", "better", "worse", "diverged"]
     worse = Row("all", 1.0, "DP-GD", error, 0.1, {"exact": Cell("DP-GD", (0.2, 0.3), 1.0)}, Cell("DP-GD", (0.05,), 1.0))
     assert worse.verdict == "worse" and worse.beaten and worse.difference == pytest.approx(0.15)
+    spread = Row("all", 1.0, "DP-GD", error, 0.2, {"exact": Cell("DP-GD", (0.1, 0.35), 1.0)}, None)
+    assert spread.verdict == "worse, within the seeds' spread"
     assert p_value(np.array([1.0, 1.1, 0.9]), np.array([2.0, 2.3, 2.1])) < 0.05
 
 

@@ -58,9 +58,11 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        if self.difference is None:
+        if self.difference is None or self.ours is None:
             return ""
-        return judged(self.difference, self.metric)
+        verdict = judged(self.difference, self.metric)
+        within = verdict == "worse" and abs(self.difference) <= self.ours.deviation
+        return "worse, within the seeds' spread" if within else verdict
 
     @property
     def beaten(self) -> bool | None:
