@@ -98,6 +98,8 @@ def test_a_unit_holds_the_best_setting_every_seed_and_the_true_epsilon(done):
         assert level["epsilon"] == pytest.approx(epsilon, rel=1e-4)
         assert len(level["metrics"][0]["values"]) == 2
         assert level["rounds"] == [0, 5, 10]
+    assert [level["setting"] for level in paper["levels"]] == [level["setting"] for level in exact["levels"]]
+    assert len(list((out / "units").glob("*.search.json"))) == 1  # the columns share it
     assert all(level["epsilon"] != pytest.approx(level["claimed_epsilon"]) for level in paper["levels"])
     assert exact["tuning"].endswith("not private: chosen on private data")
     certificates = sorted(f.name for f in (out / "units" / "certificates").iterdir())

@@ -227,6 +227,12 @@ class Unit:
     def levels(self) -> list[float | None]:
         return self.experiment.level_values if self.line.levels else [None]
 
+    @property
+    def searched(self) -> Unit:
+        """The unit whose settings this one takes: with the paper's noise a line is run as it is with exact noise."""
+        exact = self.column == "published" and "exact" in self.line.columns
+        return Unit(self.experiment, self.panel, self.line, "exact") if exact else self
+
     def tree(self, level: int) -> dict[str, Any]:
         """The whole config at a level; later changes win: panel, line, line in this panel, level, column."""
         line, experiment = self.line, self.experiment
@@ -246,13 +252,15 @@ class Unit:
     def fingerprint(self) -> str:
         """Changes with anything that this unit's result depends on."""
         experiment = self.experiment
-        about = {
+        about: dict[str, Any] = {
             "trees": [self.tree(level) for level in range(len(self.levels))],
             "search": self.line.search,
             "how": experiment.search.model_dump(),
             "seeds": experiment.seeds,
             "metrics": [metric.model_dump() for metric in experiment.metrics],
         }
+        if self.line.search and self.searched.column != self.column:
+            about["searched"] = self.searched.fingerprint
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 

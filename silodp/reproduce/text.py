@@ -14,8 +14,8 @@ Written by `silodp reproduce --docs` from the results of `make reproduce`; `silo
 again. Figures and compact results (every curve and every seed's value) lie in [reproduction](reproduction).
 
 - **published**: printed in the paper, or read off its figure (about ± 0.01).
-- **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration. The
-  epsilon in brackets is what that noise really gives, whatever the paper claims.
+- **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration, in
+  the settings found with exact noise. The epsilon in brackets is what that noise really gives, whatever the paper claims.
 - **exact**: the same run with exactly the noise that the epsilon in question needs.
 - **best of silodp**: the best line with exact noise at the same epsilon, trust model and data, the paper's own lines
   included. It is chosen among them by the number shown.
