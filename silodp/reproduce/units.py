@@ -44,19 +44,27 @@ def run_unit(unit: Unit, data: FederatedData, folder: Path, progress: Progress) 
     file = folder / f"{unit.slug}-{unit.fingerprint}.json"
     if file.is_file():
         return read_json(file)
-    kept, searched = search(unit.searched, data, folder, progress)
+    points, searched = settings_of(unit, data, folder, progress)
     began = time.perf_counter()
     result: dict[str, Any] = {
         "panel": unit.panel.name,
         "line": unit.line.name,
         "column": unit.column,
-        "levels": finals(unit, kept, data, folder, progress),
+        "levels": finals(unit, points, data, folder, progress),
         "tuning": f"{len(grid(unit))} settings tried; {NOT_PRIVATE}" if unit.line.search else None,
     }
-    own_search = searched if unit.searched.column == unit.column else 0.0
-    result["seconds"] = round(time.perf_counter() - began + own_search, 1)
+    result["seconds"] = round(time.perf_counter() - began + searched, 1)
     write_json(file, result)
     return result
+
+
+def settings_of(unit: Unit, data: FederatedData, folder: Path, progress: Progress) -> tuple[list[Point], float]:
+    """The settings of the final runs and the seconds it took to find them."""
+    if unit.searched.column == unit.column:
+        return search(unit, data, folder, progress)
+    levels = run_unit(unit.searched, data, folder, progress)["levels"]
+    values = [tuple((key, level["setting"][key]) for key in unit.line.search) for level in levels]
+    return [Point(level, chosen) for level, chosen in enumerate(values)], 0.0
 
 
 def grid(unit: Unit) -> list[Values]:
