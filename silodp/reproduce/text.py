@@ -15,7 +15,7 @@ again. Figures and compact results (every curve and every seed's value) lie in [
 
 - **published**: printed in the paper, or read off its figure (about ± 0.01).
 - **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration, in
-  the settings found with exact noise. The epsilon in brackets is what that noise really gives, whatever the paper claims.
+  the setting found with exact noise. The epsilon in brackets is what that noise really gives, whatever is claimed.
 - **exact**: the same run with exactly the noise that the epsilon in question needs.
 - **best of silodp**: the best line with exact noise at the same epsilon, trust model and data, the paper's own lines
   included. It is chosen among them by the number shown.
