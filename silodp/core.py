@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import equinox as eqx
@@ -175,7 +176,10 @@ class Silo:
         return self.channel.privatise_local(answer.release(), self, step)
 
     def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-        """`yes()` or `no()`, with the work done inside counted."""
+        """`yes()` or a cheap `no()`, with the work done inside counted.
+
+        Of settings that are swept together all compute `yes()` when one needs it, none when none does.
+        """
 
         def branch(run: Callable[[], Any]) -> Callable[[Account], tuple[Any, Account]]:
             def traced(account: Account) -> tuple[Any, Account]:
@@ -184,7 +188,10 @@ class Silo:
 
             return traced
 
-        value, self.account = jax.lax.cond(predicate, branch(yes), branch(no), self.account)
+        def each(account: Account) -> tuple[Any, Account]:
+            return jax.tree.map(partial(jnp.where, predicate), branch(yes)(account), branch(no)(account))
+
+        value, self.account = jax.lax.cond(in_any_setting(predicate), each, branch(no), self.account)
         return value
 
     def loop(self, steps: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
@@ -197,6 +204,17 @@ class Silo:
 
         self.account, carry = jax.lax.fori_loop(0, steps, step, (self.account, carry))
         return carry
+
+
+SETTINGS = "settings"  # the axis along which a sweep stacks them
+
+
+def in_any_setting(predicate: Any) -> Any:
+    """Whether the predicate holds in any of the settings that are swept together."""
+    try:
+        return jax.lax.pmax(jnp.int32(predicate), SETTINGS) > 0
+    except NameError:  # there is no such axis: not a sweep
+        return predicate
 
 
 FIRST = "first"  # the stream of a first round with a batch of its own

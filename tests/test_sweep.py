@@ -70,6 +70,22 @@ def test_every_outcome_is_that_of_a_single_run(data, compiles, tmp_path):
     assert len({o.x.tobytes() for o in outcomes}) == 16
 
 
+def test_settings_whose_snapshots_fall_in_different_rounds_each_keep_their_own(data, tmp_path):
+    """SVRG's full gradients are computed for all settings when one of them needs it: the others must not take them."""
+    tree = swept({"run.seed": [0.0, 1.0, 2.0, 3.0]}).model_dump(exclude_none=True)
+    tree["privacy"] = {"trust": "untrusted", "epsilon": 4.0, "delta": 1e-4}
+    tree["algorithm"] = {"name": "ldp-svrg", "rounds": 12, "step_size": 0.3, "clip": 1.0, "batch": 8}
+    tree["algorithm"]["snapshot_probability"] = 0.2
+    config = parse_config(tree)
+    outcomes = sweep(config, data=data)
+    assert len({o.history[-1]["record_gradients"] for o in outcomes}) > 1  # they differ in when and how often
+    for i, outcome in enumerate(outcomes):
+        single = run(with_values(config, outcome.values), data=data, out=tmp_path / str(i))
+        flat = jax.flatten_util.ravel_pytree(single.params)[0]
+        np.testing.assert_allclose(outcome.x, np.asarray(flat), rtol=1e-4, atol=1e-5)
+        assert outcome.history[-1]["record_gradients"] == single.history[-1]["record_gradients"]
+
+
 def test_what_shapes_the_program_is_grouped(data, compiles):
     outcomes = sweep(swept({"algorithm.rounds": [2.0, 3.0], "algorithm.step_size": [0.1, 0.5]}), data=data)
     assert compiles == [2, 2]

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
-from silodp.core import Algorithm, Vector
+from silodp.core import SETTINGS, Algorithm, Vector
 from silodp.objective import Objective
 from silodp.randomness import SeededRandomness
 from silodp.run.federation import SERVER, Ends, Silos, SimulatedFederation, opening, silo_key
@@ -153,7 +153,8 @@ def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool
     program: Any = advance
     if sweep:
         settings, carries = eqx.if_array(0), carry_axes(carry)
-        program = eqx.filter_vmap(advance, in_axes=(None, settings, carries, None), out_axes=(carries, 0))
+        axes = (None, settings, carries, None)
+        program = eqx.filter_vmap(advance, in_axes=axes, out_axes=(carries, 0), axis_name=SETTINGS)
     compiled = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, jnp.int32(1)).compile()
     return Compiled(compiled, time.perf_counter() - began)
 
@@ -177,7 +178,7 @@ def start_program(problem: Problem, setting: Setting, *, sweep: bool) -> Start:
     if sweep:
         single = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, setting)
         carries = carry_axes(jax.eval_shape(start, problem, single))
-        mapped = eqx.filter_vmap(first, in_axes=(None, eqx.if_array(0)), out_axes=(carries, 0))
+        mapped = eqx.filter_vmap(first, in_axes=(None, eqx.if_array(0)), out_axes=(carries, 0), axis_name=SETTINGS)
     return cast(Start, eqx.filter_jit(mapped))
 
 
