@@ -30,6 +30,7 @@ class Peer:
     read: Callable[[Any], Tree]
     clipped: bool = True
     note: str = ""
+    same: bool = True  # False: it cannot compute the same number, and its note says why
     temporary_mb: float | None = None  # what XLA says that the program needs beside its inputs
     compile_seconds: float | None = None
 

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from bench.peer import Build, Peer, Shape
 from bench.workloads import Tree, Workload
 
-MICROBATCH = 128
+MICROBATCH_FLOATS = 1 << 18  # numbers in the per-record gradients that exist at a time
 SIGNS = [1.0, -1.0]
 Array = np.ndarray
 
@@ -126,13 +126,19 @@ def clipped_sum(net: Shape, points: list[Tree], signs: list[float], records: Any
     """The sum of clipped combinations, leaf by leaf, from per-record gradients of a microbatch at a time."""
     features, targets = records
     total = [np.zeros(x.size, np.float32) for layer in points[0].values() for x in layer.values()]
-    for begin in range(0, len(features), MICROBATCH):
-        part = slice(begin, begin + MICROBATCH)
+    size = microbatch(points[0])
+    for begin in range(0, len(features), size):
+        part = slice(begin, begin + size)
         rows = combined(net, points, signs, features[part], targets[part])
         factors = np.minimum(1, clip / np.maximum(row_norms(rows), 1e-30)).astype(np.float32)
         for leaf, g in zip(total, rows, strict=True):
             leaf += factors @ g
     return total
+
+
+def microbatch(params: Tree) -> int:
+    """Records at a time."""
+    return max(1, MICROBATCH_FLOATS // sum(x.size for layer in params.values() for x in layer.values()))
 
 
 def by_factors(net: Shape, params: Tree, records: Any, clip: float) -> Tree:
@@ -163,7 +169,7 @@ def hand_written(work: Workload, points: int) -> Peer:
         left = iter(total)
         return {n: {k: next(left) / work.records for k in layer} for n, layer in at[0].items()}
 
-    note = f"per-record gradients, {MICROBATCH} at a time"
+    note = f"per-record gradients, {min(work.records, microbatch(at[0])):,} at a time"
     return Peer(lambda: clipped_sum(work, at, SIGNS, records, clip), read_leaves, note=note)
 
 

@@ -163,7 +163,7 @@ def opacus_ghost(work: Workload, points: int) -> Peer | None:
         optimizer.accumulate()
         return {name: p.summed_grad / count for name, p in net.named_parameters()}
 
-    return Peer(run, as_tree, note=NO_PENALTY if work.penalty else "")
+    return Peer(run, as_tree, note=NO_PENALTY, same=False) if work.penalty else Peer(run, as_tree)
 
 
 class Criterion(nn.Module):

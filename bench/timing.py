@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -46,26 +46,34 @@ def clock(run: Callable[[], Any], calls: int = 1) -> tuple[float, float]:
 
 
 def interleaved(programs: Mapping[str, Callable[[], Any]], turns: int, seconds: float) -> dict[str, Samples]:
-    """Every program in every turn; one that would take more than its part of `seconds` sits out some of them."""
+    """Every program in every turn; one that would take more than its part of `seconds` sits out some of them.
+
+    Programs pause by powers of two: who takes part in a turn does so beside all that pause less, the quick base too.
+    """
     share = seconds / len(programs)
     pace = {name: _pace(run, turns, share) for name, run in programs.items()}
     samples = {name: Samples() for name in programs}
     for turn in range(turns):
-        for name, run in programs.items():
+        for name in shuffled(programs, turn):
             calls, stride = pace[name]
             if turn % stride == 0:
                 time.sleep(REST)
-                samples[name].cpu[turn], samples[name].wall[turn] = clock(run, calls)
+                samples[name].cpu[turn], samples[name].wall[turn] = clock(programs[name], calls)
     return samples
+
+
+def shuffled(names: Iterable[str], turn: int) -> list[str]:
+    """Another order in every turn, the same in every run: nobody always follows the same neighbour into the caches."""
+    listed = list(names)
+    return [listed[i] for i in np.random.default_rng(turn).permutation(len(listed))]
 
 
 def _pace(run: Callable[[], Any], turns: int, share: float) -> tuple[int, int]:
     """Calls in a sample, and turns from one sample to the next. The programs have run before: they are warm."""
     once = max(clock(run)[1], 1e-7)
     calls = max(1, ceil(LEAST_SAMPLE / once))
-    stride = max(1, ceil(turns * once * calls / share))
-    fewest = FEWEST if turns > 2 * FEWEST else 1
-    return calls, min(stride, max(1, turns // fewest))
+    wanted = max(1.0, turns * once * calls / share)
+    return calls, 2 ** min(ceil(log2(wanted)), int(log2(max(1, turns // FEWEST))))
 
 
 def summaries(samples: Mapping[str, Samples], base: str) -> dict[str, dict[str, Any]]:
