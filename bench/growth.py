@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from bench.synthetic import LONGEST, Rounds, records
-from bench.timing import clock
+from bench.timing import clock, quartiles, shuffled
+
+SAMPLES = 5
 
 
 def growth(quick: bool) -> dict[str, Any]:
@@ -43,7 +45,6 @@ def series(
 
 def many(rounds: Rounds) -> int:
     """Rounds that take about half a second."""
-    rounds.run(1)
     return int(np.clip(0.5 / max(clock(lambda: rounds.run(2))[1], 1e-5), 4, LONGEST - 2))
 
 
@@ -60,11 +61,10 @@ def lengths(quick: bool) -> dict[str, Any]:
     rounds = Rounds(records(10, 50, 8), longest=10_000)
     points = []
     for count in [100, 1_000, 10_000][: 2 if quick else None]:
-        rounds.run(count)
-        cpu, wall = clock(lambda count=count: rounds.run(count))
-        memory = rounds.temporary_mb
-        points.append({"at": count, "temporary_mb": memory, "cpu_ms": [1e3 * cpu] * 3, "wall_ms": [1e3 * wall] * 3})
-        print(f"  rounds {count:,}: {1e3 * cpu:.1f} ms CPU", flush=True)
+        times = [clock(lambda count=count: rounds.run(count)) for _ in range(SAMPLES)]
+        cpu, wall = (quartiles([1e3 * t[which] for t in times]) for which in (0, 1))
+        points.append({"at": count, "temporary_mb": rounds.temporary_mb, "cpu_ms": cpu, "wall_ms": wall})
+        print(f"  rounds {count:,}: {cpu[1]:.1f} ms CPU", flush=True)
     return {"points": points, "slope": slope(points, "cpu_ms"), "memory_slope": 0.0}
 
 
@@ -76,9 +76,9 @@ def many_against_one(silos: int) -> dict[str, Any]:
         "silos, untrusted": Rounds(records(silos, 50, 8)),
     }
     costs = {name: [] for name in programs}
-    for _ in range(3):
-        for name, rounds in programs.items():
-            costs[name].append(rounds.cost(8, tries=1)["cpu_ms"][1])
+    for turn in range(SAMPLES):
+        for name in shuffled(programs, turn):
+            costs[name].append(programs[name].cost(8, tries=1)["cpu_ms"][1])
     base = np.array(costs["one silo"])
     ratios = {name: np.percentile(np.array(own) / base, [25, 50, 75]).tolist() for name, own in costs.items()}
     print(f"  {silos:,} silos of 50 records against one: {ratios}", flush=True)

@@ -6,18 +6,29 @@ import time
 from typing import Any
 
 from silodp.run.runner import Prepared
-from silodp.run.simulate import begin, compile_run, simulate
+from silodp.run.simulate import Carry, Setting, begin, compile_run, simulate, start_program
 
 
 class Ready:
-    """A compiled run that can be started again and again."""
+    """A compiled run that can be started again and again, also from another setting of the same shape."""
 
     def __init__(self, prepared: Prepared):
         self.problem, self.setting = prepared.problem, prepared.setting
         began = time.perf_counter()
-        self.carry, _ = begin(self.problem, self.setting, sweep=False)
+        self.program = start_program(self.problem, self.setting, sweep=False)
+        self.carry = self.start(self.setting)
         self.compiled = compile_run(self.problem, self.setting, self.carry, sweep=False)
         self.compile_seconds = time.perf_counter() - began
 
-    def __call__(self) -> Any:
-        return simulate(self.problem, self.setting, self.carry, self.compiled, lambda chunk: None)
+    def start(self, setting: Setting) -> Carry:
+        return begin(self.problem, setting, sweep=False, program=self.program)[0]
+
+    def __call__(self, setting: Setting | None = None, carry: Carry | None = None) -> Any:
+        return simulate(self.problem, setting or self.setting, carry or self.carry, self.compiled, lambda chunk: None)
+
+    def gradients(self) -> float:
+        """Gradients of records that a run evaluates."""
+        chunks: list[float] = []
+        count = lambda chunk: chunks.append(float(chunk.rows["record_gradients"].sum()))
+        simulate(self.problem, self.setting, self.carry, self.compiled, count)
+        return sum(chunks)
