@@ -1,4 +1,4 @@
-"""`python -m bench [PART ...] [--quick]`: measure, then write RESULTS.md and results.png beside this file."""
+"""`python -m bench [PART ...] [--quick]`: measure, then write RESULTS.md, results.png and the tables of the docs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ PARTS = {
     "compile": "bench.compiling:compiling",
     "growth": "bench.growth:growth",
     "cores": "bench.cores:cores",
+    "profile": "bench.pieces:profile",
 }
-NEEDS_DATA = ("runs", "sweeps", "cores")
+NEEDS_DATA = ("runs", "sweeps", "cores", "profile")
 HERE = Path(__file__).parent
 # A worker that spins while it waits would be charged to whatever is timed next.
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4", "JAX_PLATFORMS": "cpu"}
@@ -37,6 +38,9 @@ open(sys.argv[3], "w").write(json.dumps(found))
 def main() -> None:
     options = parse()
     raw = HERE / ("quick.json" if options.quick else "results.json")
+    if options.docs:
+        publish(json.loads(raw.read_text()), options.quick)
+        return
     if not options.parts:
         raw.unlink(missing_ok=True)
     for part in options.parts or PARTS:
@@ -50,18 +54,24 @@ def main() -> None:
 def publish(found: dict[str, Any], quick: bool) -> None:
     from bench.figure import draw
     from bench.report import write
+    from bench.summary import write_tables
 
     name, picture = ("QUICK.md", "quick.png") if quick else ("RESULTS.md", "results.png")
     draw(found, HERE / picture)
     write(found, HERE / name, picture, quick)
-    print(f"written: bench/{name}, bench/{picture}")
+    if not quick:
+        write_tables(found, HERE.parent / "docs" / "performance.md")
+    print(f"written: bench/{name}, bench/{picture}" + ("" if quick else ", the tables of docs/performance.md"))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all when left out; others are kept as they are")
     parser.add_argument("--quick", action="store_true", help="small and rough, to QUICK.md")
+    parser.add_argument("--docs", action="store_true", help="measure nothing: write again from what was measured last")
     options = parser.parse_args()
+    if options.docs:
+        return options
     if set(options.parts or PARTS) & set(NEEDS_DATA) and not os.environ.get("SILODP_DATA"):
         raise SystemExit(f"SILODP_DATA is not set: {', '.join(NEEDS_DATA)} need the folder with the datasets' files")
     return options

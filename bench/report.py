@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench import targets
+from bench import roofline, targets
 
 Rows = list[list[str]]
 
@@ -67,54 +67,34 @@ on a busy machine; programs of a table ran in turns in one process. Medians, qua
 
 
 def gradient_section(title: str, text: str) -> Any:
-    def section(found: dict[str, Any], everything: dict[str, Any]) -> str:
+    def section(found: dict[str, Any], _: Any) -> str:
         parts = [f"## {title}\n\n{text}"]
         for work, own in found.items():
-            head = [
-                work,
-                "CPU ms",
-                "over plain JAX",
-                "wall ms",
-                "grown, MB",
-                "XLA temp., MB",
-                "compile, s",
-                "differs by",
-            ]
+            head = [work, *GRADIENT_COLUMNS]
             parts.append(markdown(head, [gradient_row(name, row) for name, row in own["peers"].items()]))
             notes = [f"{name}: {row['note']}." for name, row in own["peers"].items() if row["note"]]
             parts += [" ".join(notes)] if notes else []
-            parts += (
-                [reached(own, everything)] if "machine" in everything and title.startswith("Clipped mean of v") else []
-            )
         return "\n\n".join(parts)
 
     return section
 
 
+GRADIENT_COLUMNS = ["CPU ms", "over plain JAX", "wall ms", "grown, MB", "XLA temp., MB", "compile, s", "differs by"]
+
+
 def gradient_row(name: str, row: dict[str, Any]) -> list[str]:
-    gap = f"{row['difference']:.0e}" + ("" if row["difference"] < 1e-4 else " (not the same)")
+    gap = f"{row['difference']:.0e}" + ("" if row["same"] else " (not the same)")
     return [
         name, spread(row["cpu_ms"]), spread(row["ratio"]), number(row["wall_ms"][1]), number(row["peak_mb"]),
         number(row["temporary_mb"]), number(row["compile_s"]), gap,
     ]  # fmt: skip
 
 
-def reached(own: dict[str, Any], everything: dict[str, Any]) -> str:
-    """The part of one core's GEMM peak that the plain gradient's products make of the time."""
-    peak = everything["machine"]["found"]["1 thread"]["GEMM, JAX, Gflop/s"]
-    share = lambda name: own["flops"] / (own["peers"][name]["cpu_ms"][1] / 1e3) / 1e9 / peak
-    names = ("plain gradient, JAX", "silodp structured", "plain gradient, PyTorch")
-    parts = ", ".join(f"{name} {100 * share(name):.0f}%" for name in names)
-    return f"{own['flops'] / 1e9:.3g} Gflop of products in a gradient; of one core's GEMM peak: {parts}."
-
-
-def machine_section(found: dict[str, Any], _: Any) -> str:
+def machine_section(found: dict[str, Any], everything: dict[str, Any]) -> str:
     names = list(found["1 thread"])
     rows = [[threads, *(number(limits[name]) for name in names)] for threads, limits in found.items()]
-    text = (
-        "Best of some tries: CPU time for 1 thread; wall time for more, of which a busy machine shows less than it has."
-    )
-    return f"## The machine's limits\n\n{text}\n\n{markdown(['', *names], rows)}"
+    parts = [f"## The machine's limits\n\n{LIMITS}\n\n{markdown(['', *names], rows)}"]
+    return "\n\n".join([*parts, REACHED, markdown(roofline.HEAD, roofline.rows(everything))])
 
 
 def runs_section(found: dict[str, Any], _: Any) -> str:
@@ -125,8 +105,8 @@ rounds differs from silodp's by the last column (relative to the way moved)."""
     for name, run in found.items():
         head = [f"{name}, {run['rounds']:,} rounds", "CPU s", "over silodp", "wall s", "rounds timed", "differs by"]
         parts.append(markdown(head, [run_row(n, row, run["rounds"]) for n, row in run["rows"].items()]))
-        share = f"Compile: {run['compile_s']:.1f} s. Noise is {100 * run['noise_share']:.0f}% of silodp's time."
-        parts.append(share)
+        noise = "under 1%" if run["noise_share"] < 0.01 else f"{run['noise_share']:.0%}"
+        parts.append(f"Compile: {run['compile_s']:.1f} s. Noise takes {noise} of silodp's CPU time.")
     return "\n\n".join(parts)
 
 
@@ -137,10 +117,15 @@ def run_row(name: str, row: dict[str, Any], rounds: int) -> list[str]:
 
 
 def sweeps_section(found: dict[str, Any], _: Any) -> str:
-    rows = [[n, spread(r["cpu_s"]), spread(r["ratio"]), number(r["wall_s"][1])] for n, r in found["rows"].items()]
+    base = found["rows"]["one run"]["wall_s"][1]
+    rows = [
+        [n, spread(r["cpu_s"]), spread(r["ratio"]), spread(r["wall_s"]), number(r["wall_s"][1] / base)]
+        for n, r in found["rows"].items()
+    ]
     seconds = ", ".join(f"{name} {s:.1f} s" for name, s in found["compile_s"].items())
-    head = [f"DIFF2-GD 8-10-1, {found['rounds']:,} rounds", "CPU s", "over one run", "wall s"]
-    return f"## Sweeps\n\n{markdown(head, rows)}\n\nCompile: {seconds}."
+    head = [f"DIFF2-GD 8-10-1, {found['rounds']:,} rounds", "CPU s", "over one run", "wall s", "over one run"]
+    text = f"All compiled and started beforehand. The 16 settings run in {found['parts']} parts, a thread each."
+    return f"## Sweeps\n\n{text}\n\n{markdown(head, rows)}\n\nCompile: {seconds}."
 
 
 def compile_section(found: dict[str, Any], _: Any) -> str:
@@ -170,13 +155,41 @@ axes: 1 means that twice the size costs twice as much."""
 
 
 def cores_section(found: dict[str, Any], _: Any) -> str:
-    parts = ["## Two cores\n\nEight runs, compiled beforehand."]
+    parts = ["## Two cores\n\nEight runs that differ in their seed, compiled and started beforehand."]
     for case, ways in found.items():
-        rows = [[way, number(t.get("wall_s")) or "failed", number(t.get("cpu_s"))] for way, t in ways.items()]
+        rows = [[way, number(t["wall_s"]), number(t["cpu_s"])] for way, t in ways.items()]
         parts.append(markdown([case, "wall s", "CPU s"], rows))
     return "\n\n".join(parts)
 
 
+def profile_section(found: dict[str, Any], _: Any) -> str:
+    """Pieces beside the round they belong to."""
+    mu2, sweep, soteria = (found[name]["micros"] for name in ("mu2", "sweep", "soteria"))
+    own = lambda micros: [[n, number(v), f"{v / micros['a round']:.0%}"] for n, v in micros.items()]
+    names = [name.removesuffix(", one") for name in sweep if f"{name.removesuffix(', one')}, stacked" in sweep]
+    both = [(name, sweep[f"{name}, one"], sweep[f"{name}, stacked"]) for name in names if f"{name}, one" in sweep]
+    alone = sweep["a round, one"]
+    table = [[n, number(one), number(many), number(many / one), number(many / alone)] for n, one, many in both]
+    head = ["DIFF2-GD 8-10-1", "one setting, us", "16 settings, us", "ratio", "over a round of one run"]
+    return "\n\n".join([
+        PROFILE,
+        markdown([f"mu2, M = 1, {found['mu2']['numbers']:,} parameters", "CPU us a round", "of a round"], own(mu2)),
+        markdown(head, table),
+        markdown(["Soteria-SGD, a9a, 10 silos", "CPU us a round", "of a round"], own(soteria)),
+    ])  # fmt: skip
+
+
+PROFILE = """## Where a round's time goes
+
+Every piece alone, repeated in a compiled loop with the shapes of the run, all on ONE core (with two, XLA's threads cost
+CPU time of their own). Pieces alone are not fused with their neighbours: they need not add up."""
+LIMITS = """Best of some tries: CPU time for 1 thread; wall time for more, of which a busy machine shows less than it
+has. 256 MB arrays are written where they were read, so that all bytes moved are counted: 8 for a number that is scaled,
+12 for one of a triad."""
+REACHED = """What is reached of the nearer limit, in one thread's best: products over the GEMM peak, and bytes that must
+move at least (records once, points, what is carried between rounds) over the bandwidth, both over CPU time. Work that
+is neither, such as noise, activations or choosing a batch, shows as a small fraction of both; records that stay in the
+cache never come from memory at all."""
 VALUES = """sum of clip(gradient of a record) / records. Every peer's result is compared with silodp's (the plain
 gradients with each other) before it is timed. *Grown*: how far the process's memory rises during one run above what it
 held before, with inputs loaded, programs compiled, and freed memory given back to the system."""
@@ -192,5 +205,6 @@ SECTIONS: dict[str, Any] = {
     "compile": compile_section,
     "growth": growth_section,
     "cores": cores_section,
+    "profile": profile_section,
     "machine": machine_section,
 }

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
 
 from bench.backends import NumpyBackend, TorchBackend
 from bench.cases import Case, all_cases, diff2, mu2
 from bench.loops import loop_of
 from bench.simulated import Ready
-from bench.timing import clock, quartiles
-from silodp.run.group import Group
+from bench.targets import TOGETHER
+from bench.timing import clock, quartiles, shuffled
+from bench.workloads import gradient_flops
+from silodp.run.group import Group, cores
 from silodp.run.runner import Prepared
-from silodp.run.simulate import simulate
+from silodp.run.simulate import Carry, Setting, begin, simulate
 from silodp.run.sweep import variant
 
 BACKENDS = {"PyTorch": TorchBackend, "numpy": NumpyBackend}
 CHECKED_ROUNDS = 5
+TOLERANCE = 1e-5
 TURNS = 3
 
 
@@ -34,25 +39,34 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
     ready = Ready(prepared)
     silent = Ready(case.prepared(rounds=rounds, noise=False))
     loops = eager_loops(case, prepared)
+    gaps = trajectory_gaps(case, list(loops))
     length = {name: affordable(loop, rounds, 0.3 if quick else 1.5) for name, loop in loops.items()}
-    times: dict[str, list[tuple[float, float]]] = {"silodp": [], "silodp without noise": []} | {n: [] for n in loops}
-    for _ in range(1 if quick else TURNS):
-        times["silodp"].append(clock(ready))
-        times["silodp without noise"].append(clock(silent))
-        for name, loop in loops.items():
-            cpu, wall = clock(lambda loop=loop, name=name: [loop(r) for r in range(length[name])])
-            scale = rounds / length[name]
-            times[name].append((cpu * scale, wall * scale))
-    rows = {name: timed(own, times["silodp"]) for name, own in times.items()}
-    fixed = without_chance(case)
-    expected = np.asarray(Ready(fixed)().state.x)
+    shortened = lambda name, loop: lambda: [loop(r) for r in range(length[name])]
+    programs = {"silodp": ready, "silodp without noise": silent} | {n: shortened(n, loop) for n, loop in loops.items()}
+    scale = {name: rounds / length.get(name, rounds) for name in programs}
+    rows = in_turns(programs, 1 if quick else TURNS, "silodp", scale)
     for name in loops:
-        gap = trajectory_gap(case, name, fixed, expected)
-        rows[name] |= {"rounds_timed": length[name], "difference": gap}
+        rows[name] |= {"rounds_timed": length[name], "difference": gaps[name]}
+    share = 1 - rows["silodp without noise"]["cpu_s"][1] / rows["silodp"]["cpu_s"][1]
+    return {
+        "rows": rows, "rounds": rounds, "compile_s": ready.compile_seconds, "noise_share": max(0.0, share),
+        "work": work_of(prepared, ready),
+    }  # fmt: skip
+
+
+def in_turns(
+    programs: dict[str, Callable[[], Any]], turns: int, base: str, scale: dict[str, float] | None = None
+) -> dict[str, dict[str, Any]]:
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    for turn in range(turns):
+        for name in shuffled(programs, turn):
+            cpu, wall = clock(programs[name])
+            factor = scale[name] if scale else 1.0
+            times[name].append((factor * cpu, factor * wall))
+    rows = {name: timed(own, times[base]) for name, own in times.items()}
     for name, row in rows.items():
         print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['ratio'][1]:9.2f}x", flush=True)
-    share = 1 - rows["silodp without noise"]["cpu_s"][1] / rows["silodp"]["cpu_s"][1]
-    return {"rows": rows, "rounds": rounds, "compile_s": ready.compile_seconds, "noise_share": share}
+    return rows
 
 
 def timed(own: list[tuple[float, float]], base: list[tuple[float, float]]) -> dict[str, Any]:
@@ -60,6 +74,19 @@ def timed(own: list[tuple[float, float]], base: list[tuple[float, float]]) -> di
     return {
         "cpu_s": quartiles([t[0] for t in own]), "wall_s": quartiles([t[1] for t in own]), "ratio": quartiles(ratios)
     }  # fmt: skip
+
+
+def work_of(prepared: Prepared, ready: Ready) -> dict[str, float]:
+    """Products of a run, and bytes that must move: records once a query, what is carried between rounds twice."""
+    params = prepared.parts.objective.unravel(prepared.setting.x0)
+    record = sum(leaf[0, 0].nbytes for leaf in jax.tree.leaves(prepared.problem.silos.records))
+    carried = sum(leaf.nbytes for leaf in jax.tree.leaves((ready.carry.state, ready.carry.ends)))
+    gradients = ready.gradients()
+    points = 1 if "compressor" in prepared.config.algorithm.model_fields_set else 2
+    return {
+        "flops": gradient_flops(params) * gradients,
+        "bytes": gradients / points * record + 2 * carried * prepared.problem.rounds,
+    }
 
 
 def eager_loops(case: Case, prepared: Prepared) -> dict[str, Callable[[int], Any]]:
@@ -86,41 +113,54 @@ def without_chance(case: Case) -> Prepared:
     return case.prepared(noise=False, rounds=CHECKED_ROUNDS, **changes)
 
 
-def trajectory_gap(case: Case, name: str, prepared: Prepared, expected: np.ndarray) -> float:
-    """How far the loop's last point is from silodp's, relative to the way moved."""
-    make = BACKENDS[name.split()[0]]
-    loop = loop_of(case, prepared, make(case, prepared), stacked="stacked" in name)
+def trajectory_gaps(case: Case, names: list[str]) -> dict[str, float]:
+    """How far each loop's last point is from silodp's, relative to the way moved, when chance is taken out."""
+    prepared = without_chance(case)
+    expected = np.asarray(Ready(prepared)().state.x)
+    moved = np.linalg.norm(expected - np.asarray(prepared.setting.x0))
     # mu2 reports the point of the last query, one behind the loop's.
     last = CHECKED_ROUNDS - 1 if case.tree["algorithm"]["name"] == "mu2" else CHECKED_ROUNDS
-    found = [np.asarray(loop(r)) for r in range(last)][-1]
-    moved = np.linalg.norm(expected - np.asarray(prepared.setting.x0))
-    return float(np.linalg.norm(found - expected) / moved)
+    gaps = {}
+    for name in names:
+        backend = BACKENDS[name.split()[0]](case, prepared)
+        loop = loop_of(case, prepared, backend, stacked="stacked" in name)
+        found = [np.asarray(loop(r)) for r in range(last)][-1]
+        gaps[name] = float(np.linalg.norm(found - expected) / moved)
+        if not gaps[name] <= TOLERANCE:
+            raise SystemExit(f"{case.name}: {name} is {gaps[name]:.1e} away, more than {TOLERANCE:.0e}: not timed")
+    return gaps
 
 
 def sweeps(quick: bool) -> dict[str, Any]:
-    """16 settings in one program, 16 runs one after another, and one run, of DIFF2-GD."""
+    """16 settings in one program, 16 runs one after another, and one run, of DIFF2-GD, all started beforehand."""
     rounds = 50 if quick else 300
     case = diff2()
     prepared = case.prepared(rounds=rounds)
     steps = [0.125 * 0.8**i for i in range(16)]
     members = [variant(prepared, case.config(rounds=rounds, step_size=s), None) for s in steps]
-    one, problem = Ready(prepared), prepared.problem
-    group = Group(members, len(members))
-    compile_seconds = group.compiled.seconds
+    one, group = Ready(prepared), Group(members, len(members))
+    compile_seconds = {"one run": one.compile_seconds, "sweep": group.compiled.seconds}
+    apart = [(member.setting, one.start(member.setting)) for member in members]
+    programs = {
+        "one run": one,
+        TOGETHER: stacked_parts(group),
+        "16 runs one after another": lambda: [one(*started) for started in apart],
+    }
+    rows = in_turns(programs, 1 if quick else TURNS, "one run")
+    return {"rows": rows, "rounds": rounds, "parts": len(group.starts), "compile_s": compile_seconds}
 
-    def together() -> Any:
-        return group.run(lambda round, row: None)
 
-    def one_after_another() -> None:
-        for member in members:
-            simulate(problem, member.setting, one.carry, one.compiled, lambda chunk: None)
+def stacked_parts(group: Group) -> Callable[[], Any]:
+    """What `Group.run` does between the start and the results: its parts, a thread each."""
+    settings = [group._setting(first) for first in group.starts]
+    parts = [(s, begin(group.problem, s, sweep=True, program=group.start)[0]) for s in settings]
 
-    programs = {"one run": one, "16 settings in one program": together, "16 runs one after another": one_after_another}
-    times = {name: [] for name in programs}
-    for _ in range(1 if quick else TURNS):
-        for name, run in programs.items():
-            times[name].append(clock(run))
-    rows = {name: timed(own, times["one run"]) for name, own in times.items()}
-    for name, row in rows.items():
-        print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['ratio'][1]:9.2f}x", flush=True)
-    return {"rows": rows, "rounds": rounds, "compile_s": {"one run": one.compile_seconds, "sweep": compile_seconds}}
+    def advance(part: tuple[Setting, Carry]) -> Carry:
+        setting, carry = part
+        return simulate(group.problem, setting, carry, group.compiled, lambda chunk: None, sweep=True)
+
+    def run() -> list[Carry]:
+        with ThreadPoolExecutor(min(cores(), len(parts))) as pool:
+            return list(pool.map(advance, parts))
+
+    return run
