@@ -17,6 +17,7 @@ from silodp.reproduce import load_experiment, names
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
 from silodp.reproduce.experiment import Experiment, changed, thinned
 from silodp.reproduce.report import Cell, Judgement, Row, judged, judgements, p_value, rows_of
+from silodp.reproduce.text import as_markdown
 
 WANTED = [
     *("mu2-table1", "mu2-table2", "psgm-fig1", "diff2-fig1", "diff2-fig2", "diff2-fig3"),
@@ -134,6 +135,16 @@ def test_the_table_says_what_was_published_and_what_we_found(done):
     assert "Privacy is free." in text and "| DP-GD | test error | 0.9 |" in text
     judgement = next(j for j in judgements(experiment, results) if j.column == "exact")
     assert judgement.places == 2
+
+
+def test_without_published_values_the_levels_stand_side_by_side(done):
+    _, results, _ = done
+    lines = as_markdown(small(published=[]), results).splitlines()
+    assert "| all: test error | 1 | 8 |" in lines and "| all: loss | 1 | 8 |" in lines
+    paper = next(line for line in lines if line.startswith("| DP-GD, paper's noise |"))
+    epsilons = [level["epsilon"] for level in results["all", "DP-GD", "published"]["levels"]]
+    assert all(f"[{epsilon:.3g}]" in paper for epsilon in epsilons)
+    assert sum(line.startswith("| best of silodp |") and line.count("(DP-GD)") == 2 for line in lines) == 2
 
 
 def test_the_page_is_written_from_results_and_again_from_itself(done, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from silodp.reproduce.experiment import Experiment
+from silodp.reproduce.experiment import Column, Experiment
 from silodp.reproduce.report import Cell, Judgement, Results, Row, false_claims, judgements, rows_of
 
 HEAD = """# Reproduction of the five papers
@@ -31,11 +31,12 @@ def as_markdown(experiment: Experiment, results: Results) -> str:
     """One experiment's section."""
     parts = [f"## {experiment.name}: {experiment.title}", experiment.paper]
     parts.append("\n".join(f"- {note}" for note in experiment.notes))
-    parts.append(table(experiment, rows_of(experiment, results)))
+    rows = rows_of(experiment, results)
+    parts.append(table(experiment, rows) if experiment.published or experiment.levels is None else by_level(rows))
     verdicts = [claim_line(judgement) for judgement in judgements(experiment, results)]
     parts += ["\n".join(verdicts)] if verdicts else []
     parts += epsilon_lines(experiment, results)
-    parts += missed(rows_of(experiment, results))
+    parts += missed(rows)
     parts.append(effort(experiment, results))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -65,6 +66,29 @@ def cells_of(row: Row, *, with_level: bool) -> list[str]:
         best,
         row.verdict + difference,
     ]
+
+
+def by_level(rows: Sequence[Row]) -> str:
+    """Without published values to stand beside ours: a table for each panel and measure, a column for each level."""
+    tables = []
+    for panel, measure in dict.fromkeys((row.panel, row.metric.label) for row in rows):
+        here = [row for row in rows if (row.panel, row.metric.label) == (panel, measure)]
+        levels = list(dict.fromkeys(row.level for row in here))
+        lines = [
+            f"| {panel}: {measure} | " + " | ".join("" if level is None else f"{level:g}" for level in levels) + " |",
+            "|" + "---|" * (len(levels) + 1),
+        ]
+        for line in dict.fromkeys(row.line for row in here):
+            own = {row.level: row.cells for row in here if row.line == line}
+            names: dict[Column, str] = {"published": f"{line}, paper's noise", "exact": line}
+            for column, name in names.items():
+                cells = [own.get(level, {}).get(column) for level in levels]
+                shown = [with_epsilon(cell) if column == "published" else str(cell or "") for cell in cells]
+                lines += [f"| {name} | " + " | ".join(shown) + " |"] if any(cells) else []
+        best = {row.level: row.best for row in here if row.best is not None}
+        shown = [f"{best[level]} ({best[level].line})" if level in best else "" for level in levels]
+        tables.append("\n".join([*lines, "| best of silodp | " + " | ".join(shown) + " |"]))
+    return "\n\n".join(tables)
 
 
 def with_epsilon(cell: Cell | None) -> str:
