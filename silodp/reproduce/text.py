@@ -11,7 +11,8 @@ from silodp.reproduce.report import Cell, Judgement, Results, Row, false_claims,
 HEAD = """# Reproduction of the five papers
 
 Written by `silodp reproduce --docs` from the results of `make reproduce`; `silodp reproduce NAME` runs one of them
-again. Figures and compact results (every curve and every seed's value) lie in [reproduction](reproduction).
+again, with `--quick` in about two minutes, with `--full` every setting of its grid to the end. Figures and compact
+results (every curve and every seed's value) lie in [reproduction](reproduction).
 
 - **published**: printed in the paper, or read off its figure (about ± 0.01).
 - **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration, in
