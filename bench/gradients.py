@@ -40,15 +40,14 @@ def differences(quick: bool) -> dict[str, Any]:
 def measure_workload(work: Workload, points: int, quick: bool) -> dict[str, Any]:
     print(f"  {work.name}", flush=True)
     peers = {name: peer for name, build in PEERS.items() if (peer := build(work, points)) is not None}
-    # The first run of each: later ones may find memory that the last result still holds.
-    memory = {name: peak_memory(peer) for name, peer in peers.items()}
-    checked = {name: agreement(name, peers) for name in peers}
+    first = {name: first_run(peer) for name, peer in peers.items()}
+    checked = {name: agreement(name, peers, {n: result for n, (_, result) in first.items()}) for name in peers}
     turns, seconds = (4, 2.0) if quick else (24, 8.0)
     rows = summaries(interleaved({name: peer.run for name, peer in peers.items()}, turns, seconds), FLOOR)
     for name, peer in peers.items():
         rows[name] |= {
             "difference": checked[name], "same": peer.same, "note": peer.note,
-            "temporary_mb": peer.temporary_mb, "peak_mb": memory[name], "compile_s": peer.compile_seconds,
+            "temporary_mb": peer.temporary_mb, "peak_mb": first[name][0], "compile_s": peer.compile_seconds,
         }  # fmt: skip
         print(f"    {name:38}{rows[name]['cpu_ms'][1]:10.2f} ms CPU {rows[name]['ratio'][1]:9.2f}x", flush=True)
     return {"peers": rows, "flops": work.flops, "bytes": work.moved(points)}
@@ -58,27 +57,29 @@ def flat(tree: Tree) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def agreement(name: str, peers: dict[str, Peer]) -> float:
+def agreement(name: str, peers: dict[str, Peer], results: dict[str, np.ndarray]) -> float:
     """|its result - the reference| / |the reference|; plain gradients are compared with each other."""
-    peer = peers[name]
-    reference = peers[REFERENCE] if peer.clipped else peers[FLOOR]
-    expected, found = (flat(p.read(p.run())) for p in (reference, peer))
-    gap = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-    if peer.same and not gap <= TOLERANCE:
+    expected = results[REFERENCE] if peers[name].clipped else results[FLOOR]
+    gap = float(np.linalg.norm(results[name] - expected) / np.linalg.norm(expected))
+    if peers[name].same and not gap <= TOLERANCE:
         raise SystemExit(f"{name} differs from the reference by {gap:.1e}, more than {TOLERANCE:.0e}: not timed")
     return gap
 
 
-def peak_memory(peer: Peer) -> float | None:
-    """Megabytes that a run adds at its peak to what the process holds; None where the system does not say."""
+def first_run(peer: Peer) -> tuple[float | None, np.ndarray]:
+    """Megabytes that a run adds at its peak to what the process holds (None where the system does not say); the result.
+
+    The first run: later ones may find memory that the last result still holds.
+    """
     if not Path("/proc/self/clear_refs").exists():
-        return None
+        return None, flat(peer.read(peer.run()))
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # else a run could use what others have freed
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts again from what is held now
     before = resident("VmRSS")
-    peer.run()
-    return resident("VmHWM") - before
+    result = peer.run()
+    grown = resident("VmHWM") - before
+    return grown, flat(peer.read(result))
 
 
 def resident(field: str) -> float:

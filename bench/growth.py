@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,20 @@ SAMPLES = 5
 def growth(quick: bool) -> dict[str, Any]:
     top = -1 if quick else None  # leaves out the largest
     return {
-        "records": series("records", [1_000, 10_000, 100_000, 500_000][:top], lambda n: Rounds(records(1, n, 8))),
+        "records": series("records", [1_000, 10_000, 100_000, 500_000][:top], lambda n: small(1, n)),
         "parameters": series("parameters", [8, 32, 128, 512][:top], wide, of=lambda r: r.parameters),
-        "silos, untrusted": series("silos", [10, 100, 1_000, 10_000][:top], lambda n: Rounds(records(n, 50, 8))),
+        "silos, untrusted": series("silos", [10, 100, 1_000, 10_000][:top], lambda n: small(n, 50)),
         "silos, trusted": series(
-            "silos", [10, 100, 1_000, 10_000][:top], lambda n: Rounds(records(n, 50, 8), "trusted")
+            "silos", [10, 100, 1_000, 10_000][:top], lambda n: small(n, 50, "trusted")
         ),
         "rounds": lengths(quick),
         "many silos": many_against_one(1_000 if quick else 10_000),
     }  # fmt: skip
+
+
+@cache
+def small(silos: int, size: int, trust: str = "untrusted") -> Rounds:
+    return Rounds(records(silos, size, 8), trust)
 
 
 def wide(hidden: int) -> Rounds:
@@ -44,8 +50,8 @@ def series(
 
 
 def many(rounds: Rounds) -> int:
-    """Rounds that take about half a second."""
-    return int(np.clip(0.5 / max(clock(lambda: rounds.run(2))[1], 1e-5), 4, LONGEST - 2))
+    """Rounds that take about a third of a second."""
+    return int(np.clip(0.3 / max(clock(lambda: rounds.run(2))[1], 1e-5), 4, LONGEST - 2))
 
 
 def slope(points: list[dict[str, Any]], key: str) -> float:
@@ -71,9 +77,9 @@ def lengths(quick: bool) -> dict[str, Any]:
 def many_against_one(silos: int) -> dict[str, Any]:
     """So many silos of 50 records against one silo with all of them, in turns."""
     programs = {
-        "one silo": Rounds(records(1, 50 * silos, 8)),
-        "silos, trusted": Rounds(records(silos, 50, 8), "trusted"),
-        "silos, untrusted": Rounds(records(silos, 50, 8)),
+        "one silo": small(1, 50 * silos),
+        "silos, trusted": small(silos, 50, "trusted"),
+        "silos, untrusted": small(silos, 50),
     }
     costs = {name: [] for name in programs}
     for turn in range(SAMPLES):
