@@ -79,7 +79,6 @@ def main() -> None:
     found = {
         "GEMM, JAX, Gflop/s": best(lambda: product(c, d).block_until_ready(), 2 * SIZE**3),
         "GEMM, numpy, Gflop/s": best(lambda: np.dot(a, b), 2 * SIZE**3),
-        "read (sum), numpy, GB/s": best(lambda: np.add.reduce(v), 4 * FLOATS),
         "scale in place, numpy, GB/s": best(lambda: np.multiply(v, np.float32(1), out=v), 8 * FLOATS),
         "triad in place, JAX, GB/s": best(triad(), 12 * FLOATS),
     }

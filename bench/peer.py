@@ -30,9 +30,9 @@ class Peer:
     read: Callable[[Any], Tree]
     clipped: bool = True
     note: str = ""
-    same: bool = True  # False: it cannot compute the same number, and its note says why
     temporary_mb: float | None = None  # what XLA says that the program needs beside its inputs
     compile_seconds: float | None = None
+    same: bool = True  # False: it cannot compute the same number, and its note says why
 
 
 Build = Callable[[Workload, int], Peer | None]  # (workload, points) -> the peer, or None where it does not apply

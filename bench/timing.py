@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-LEAST_SAMPLE = 0.004  # seconds: shorter programs are called several times for one sample
+LEAST_SAMPLE = 0.01  # seconds: shorter programs are called several times for one sample
 FEWEST = 3  # samples of even the slowest program
 REST = 0.002  # for thread pools to fall asleep: a spinning worker would be charged to the next program
 
