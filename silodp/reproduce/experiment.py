@@ -255,7 +255,7 @@ class Unit:
         about: dict[str, Any] = {
             "trees": [self.tree(level) for level in range(len(self.levels))],
             "search": self.line.search,
-            "how": experiment.search.model_dump(),
+            "how": experiment.search.model_dump(exclude={"together"}),
             "seeds": experiment.seeds,
             "metrics": [metric.model_dump() for metric in experiment.metrics],
         }
