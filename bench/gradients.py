@@ -42,7 +42,7 @@ def measure_workload(work: Workload, points: int, quick: bool) -> dict[str, Any]
     peers = {name: peer for name, build in PEERS.items() if (peer := build(work, points)) is not None}
     first = {name: first_run(peer) for name, peer in peers.items()}
     checked = {name: agreement(name, peers, {n: result for n, (_, result) in first.items()}) for name in peers}
-    turns, seconds = (4, 2.0) if quick else (24, 8.0)
+    turns, seconds = (4, 2.0) if quick else (24, 6.0)
     rows = summaries(interleaved({name: peer.run for name, peer in peers.items()}, turns, seconds), FLOOR)
     for name, peer in peers.items():
         rows[name] |= {

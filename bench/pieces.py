@@ -25,6 +25,7 @@ from bench.timing import interleaved
 from silodp.gradients.softplus import slope, slope_change, softplus, softplus_change
 from silodp.gradients.structure import find_structure
 from silodp.gradients.structured import block_size
+from silodp.prox import Ball
 from silodp.randomness import SeededRandomness, fold, random_words
 from silodp.run.group import Group
 from silodp.run.measure import measure
@@ -111,12 +112,20 @@ def mu2_round(quick: bool) -> dict[str, Any]:
         t = i.astype(jnp.float32) + 1
         return q + objective.clipped_sum([x + nudge(i), x], [t, 1 - t], one, jnp.ones(1), 1.0)
 
+    def steps(i: Any, state: Any) -> Any:
+        w, ahead = state
+        w = Ball(0.05)(w - 0.01 * (w + nudge(i)), 0.01)
+        return w, ahead + 2 / (i.astype(jnp.float32) + 3) * (w - ahead)
+
+    folded = lambda i, word: word ^ jax.random.key_data(fold(fold(fold(key(), i), 1), 2))[0]
     zeros = jnp.zeros(d)
     pieces = {
         "words: Threefry": Piece(lambda i, sum: sum ^ random_words(fold(key(), i), (d,)), jnp.zeros(d, jnp.uint32)),
         "inverse error function": Piece(lambda i, sum: sum + lax.erf_inv(spread - nudge(i)), zeros),
         "normal numbers: both, fused": Piece(lambda i, sum: sum + normals(i, (d,)), zeros),
         "clipped combination of one record at two points": Piece(gradient, zeros, given=(records,)),
+        "steps and projection onto the ball": Piece(steps, (x, x)),
+        "the loop and a round's keys": Piece(folded, jnp.uint32(0)),
     }
     runs = {
         "a round": whole(case, rounds),
