@@ -40,7 +40,7 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
     silent = Ready(case.prepared(rounds=rounds, noise=False))
     loops = eager_loops(case, prepared)
     gaps = trajectory_gaps(case, list(loops))
-    length = {name: affordable(loop, rounds, 0.3 if quick else 1.5) for name, loop in loops.items()}
+    length = {name: affordable(loop, rounds, 0.3 if quick else 1.0) for name, loop in loops.items()}
     shortened = lambda name, loop: lambda: [loop(r) for r in range(length[name])]
     programs = {"silodp": ready, "silodp without noise": silent} | {n: shortened(n, loop) for n, loop in loops.items()}
     scale = {name: rounds / length.get(name, rounds) for name in programs}
