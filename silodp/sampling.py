@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from silodp.privacy import events
 from silodp.randomness import Randomness
@@ -78,6 +78,24 @@ class Full(BatchRule):
         return events.Full()
 
 
+BLOCK = 64
+
+
+def places_of(joins: Bool[Array, " n"], slots: int, beyond: int) -> Int[Array, " slots"]:
+    """Where the first `slots` True of whole blocks stand; `beyond` where there are no more.
+
+    jnp.nonzero, several times faster on a CPU: a running count within each block by one product, then each slot looks
+    up its block and its place there.
+    """
+    counts = joins.reshape(-1, BLOCK).astype(jnp.float32) @ jnp.triu(jnp.ones((BLOCK, BLOCK), jnp.float32))
+    upto = jnp.cumsum(counts[:, -1])
+    order = jnp.arange(1, slots + 1, dtype=jnp.float32)
+    block = jnp.minimum(jnp.searchsorted(upto, order, method="compare_all"), upto.size - 1)
+    within = order - (upto - counts[:, -1])[block]
+    place = (counts[block] < within[:, None]).sum(axis=1)
+    return jnp.where(order <= upto[-1], block * BLOCK + place, beyond).astype(jnp.int32)
+
+
 class Poisson(BatchRule):
     """Each record joins by its own coin with probability batch/n; the sum is divided by the expected size `batch`."""
 
@@ -85,14 +103,14 @@ class Poisson(BatchRule):
 
     def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
         length = capacity(silo.records)
-        coins = silo.randomness.bits(f"batch/{purpose}", (length,), step)
+        whole = -(-length // BLOCK) * BLOCK  # as `places_of` wants it; the first words stay what they are
+        coins = silo.randomness.bits(f"batch/{purpose}", (whole,), step)
         # Rounded down, so that the real rate never exceeds the accounted one; rate 1 keeps everybody.
         rate = self.batch / silo.size.astype(jnp.float32)
         threshold = jnp.minimum(rate * (1 - 1e-6), 1 - 2.0**-24) * 2.0**32
         joins = (coins < threshold.astype(jnp.uint32)) | (rate >= 1)
-        joins = joins & (jnp.arange(length) < silo.size)
-        slots = min(length, poisson_capacity(self.batch))
-        chosen = jnp.nonzero(joins, size=slots, fill_value=length)[0]
+        joins = joins & (jnp.arange(whole) < silo.size)
+        chosen = places_of(joins, min(length, poisson_capacity(self.batch)), length)
         weights = (chosen < length).astype(jnp.float32)
         return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch), chosen)
 
