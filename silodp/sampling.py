@@ -79,6 +79,7 @@ class Full(BatchRule):
 
 
 BLOCK = 64
+MOST_COMPARED = 1 << 18  # beyond, a binary search for every slot is quicker
 
 
 def places_of(joins: Bool[Array, " n"], slots: int, beyond: int) -> Int[Array, " slots"]:
@@ -87,10 +88,12 @@ def places_of(joins: Bool[Array, " n"], slots: int, beyond: int) -> Int[Array, "
     jnp.nonzero, several times faster on a CPU: a running count within each block by one product, then each slot looks
     up its block and its place there.
     """
-    counts = joins.reshape(-1, BLOCK).astype(jnp.float32) @ jnp.triu(jnp.ones((BLOCK, BLOCK), jnp.float32))
+    within_blocks = joins.reshape(-1, BLOCK).astype(jnp.float32) @ jnp.triu(jnp.ones((BLOCK, BLOCK), jnp.float32))
+    counts = within_blocks.astype(jnp.int32)
     upto = jnp.cumsum(counts[:, -1])
-    order = jnp.arange(1, slots + 1, dtype=jnp.float32)
-    block = jnp.minimum(jnp.searchsorted(upto, order, method="compare_all"), upto.size - 1)
+    order = jnp.arange(1, slots + 1)
+    method = "compare_all" if slots * upto.size < MOST_COMPARED else "scan"
+    block = jnp.minimum(jnp.searchsorted(upto, order, method=method), upto.size - 1)
     within = order - (upto - counts[:, -1])[block]
     place = (counts[block] < within[:, None]).sum(axis=1)
     return jnp.where(order <= upto[-1], block * BLOCK + place, beyond).astype(jnp.int32)

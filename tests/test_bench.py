@@ -24,6 +24,7 @@ def test_whoever_pauses_more_is_timed_beside_all_who_pause_less():
 def test_the_tables_of_the_page_are_written_between_their_marks(tmp_path):
     limits = {"GEMM, JAX, Gflop/s": 123.0, "triad in place, JAX, GB/s": 45.6}
     part = {"found": {"1 thread": limits}, "machine": "1 core", "when": "2026-01-01 00:00", "load_before": 0.5}
+    part |= {"seconds": 90.0, "commit": "abc with changes"}
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
     for _ in range(2):

@@ -26,6 +26,7 @@ from silodp.gradients import (
     record_factors,
     sum_factors,
 )
+from silodp.gradients.factors import DenseFactors, Term
 from silodp.gradients.softplus import slope, slope_change, softplus, softplus_change
 
 ENGINES = ("general", "structured")
@@ -509,3 +510,23 @@ def test_a_loss_may_close_over_what_is_stacked(count):
         return jax.vmap(silos)(jnp.array([0.5, 1.0, 2.0]))
 
     np.testing.assert_allclose(flat(every("structured")), flat(every("general")), rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_covers_its_terms_where_they_are_parallel_and_their_difference_is_rounding():
+    """A layer without bias whose inputs at two points are parallel: what is left of the second is rounding, not
+    orthogonal to the first, and may weigh as much when the cotangents along the first cancel."""
+    rng = np.random.default_rng(0)
+    records = 20_000
+    for width in (1, 3):
+        first = rng.normal(size=(width, records)).astype(np.float32)
+        second = (rng.uniform(0.5, 2, records).astype(np.float32) * first).astype(np.float32)
+        share = (first * second).sum(0, dtype=np.float32) / (first * first).sum(0, dtype=np.float32)
+        cotangents = np.float32(1e7) * rng.normal(size=(1, records)).astype(np.float32)
+        cancelling = -share * cotangents + rng.normal(size=(1, records)).astype(np.float32)
+        terms = (Term(first, np.zeros(records), cancelling), Term(second, np.zeros(records), cotangents))
+        factors = DenseFactors(tuple(Term(*map(jnp.asarray, t)) for t in terms), False, False).orthogonal()
+        parts = [
+            np.asarray(t.cotangents, np.float64)[:, None] * np.asarray(t.inputs, np.float64) for t in factors.terms
+        ]
+        true = np.sqrt((sum(parts) ** 2).sum((0, 1)))
+        assert (np.sqrt(exactly(factors.square_norms())) >= true * (1 - 1e-5)).all()

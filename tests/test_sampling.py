@@ -10,7 +10,7 @@ import pytest
 from silodp.sampling import BLOCK, places_of
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 51, 300])
+@pytest.mark.parametrize("blocks", [1, 2, 51, 300])  # the last by binary search
 @pytest.mark.parametrize("rate", [0.0, 0.003, 0.1, 0.9, 1.0])
 def test_places_are_those_of_nonzero(blocks, rate):
     rng = np.random.default_rng(blocks)

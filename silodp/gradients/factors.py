@@ -3,13 +3,15 @@
 A record's gradient of a dense layer is an outer product of output cotangent b and input a. A combination over points is
 a sum of such products,  sum_k c_k b_k a_k^T = (C b_y + sum_k c_k (b_k - b_y)) a_y^T + sum_k c_k b_k (a_k - a_y)^T  with
 C = sum_k c_k and y the last point, so that nothing large cancels for nearby points; the terms are then made
-orthogonal, so that the norm is a sum of squares, of exactly the terms that are summed.
+orthogonal, so that the norm is a sum of squares (and of what rounding left of their products), of exactly the terms
+that are summed.
 A convolution's kernel is small: its gradient is kept per record, within the block of records at hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -40,8 +42,11 @@ class DenseFactors(eqx.Module):
     on_record: bool = eqx.field(static=True)
 
     def square_norms(self) -> PerRecord:
-        """The terms' inputs are orthogonal; the leftover of that in float32 is second order."""
+        """The terms' inputs are orthogonal, unless one is but what rounding left of it: then the product counts too."""
         each = [self._square_of(t) for t in self.terms]
+        for s, t in combinations(self.terms, 2):
+            product = jnp.sum(s.cotangents * t.cotangents, axis=0) * self._dot(s, t)
+            each.append(2 * jnp.maximum(product, 0))  # a negative one would cancel: left out, the norm is overstated
         return sum(each[1:], each[0])
 
     def _square_of(self, t: Term) -> PerRecord:

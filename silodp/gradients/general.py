@@ -13,7 +13,7 @@ from silodp.gradients.difference import difference
 from silodp.gradients.structure import Loss
 
 # Per-record gradients alive at one time, unless a microbatch is given.
-GRADIENT_BYTES = 16_000_000
+GRADIENT_BYTES = 8_000_000
 
 
 def combined_gradient(loss: Loss, points: Sequence[PyTree], coefficients: Sequence[Array], record: PyTree) -> PyTree:
