@@ -41,14 +41,18 @@ def main() -> None:
     if options.docs:
         publish(json.loads(raw.read_text()), options.quick)
         return
-    if not options.parts:
-        raw.unlink(missing_ok=True)
+    # What was measured last stays until all that is wanted now is there; an interrupted run leaves this file.
+    unfinished = HERE / f".unfinished-{raw.name}"
+    new: dict[str, Any] = json.loads(unfinished.read_text()) if options.resume and unfinished.exists() else {}
     for part in options.parts or PARTS:
-        new = measured(part, options.quick)
-        found: dict[str, Any] = json.loads(raw.read_text()) if raw.exists() else {}
-        found[part] = new
-        raw.write_text(json.dumps(found, indent=1) + "\n")
-        publish(found, options.quick)
+        if part not in new:
+            new[part] = measured(part, options.quick)
+            unfinished.write_text(json.dumps(new, indent=1) + "\n")
+    kept = json.loads(raw.read_text()) if options.parts and raw.exists() else {}
+    found = kept | new
+    publish(found, options.quick)
+    raw.write_text(json.dumps(found, indent=1) + "\n")
+    unfinished.unlink()
 
 
 def publish(found: dict[str, Any], quick: bool) -> None:
@@ -66,8 +70,10 @@ def publish(found: dict[str, Any], quick: bool) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    # argparse holds an empty list of `parts` itself against the choices: [] allows it.
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all when left out; others are kept as they are")
     parser.add_argument("--quick", action="store_true", help="small and rough, to QUICK.md")
+    parser.add_argument("--resume", action="store_true", help="keep the parts that an interrupted run has finished")
     parser.add_argument("--docs", action="store_true", help="measure nothing: write again from what was measured last")
     options = parser.parse_args()
     if options.docs:
@@ -82,7 +88,7 @@ def measured(part: str, quick: bool) -> dict[str, Any]:
     print(f"{part} ...", flush=True)
     began, target = time.perf_counter(), HERE / f".{part}.json"
     command = [sys.executable, "-c", ONE_PART, PARTS[part], "quick" if quick else "full", str(target)]
-    load = os.getloadavg()[0]
+    load, source = os.getloadavg()[0], commit()
     subprocess.run(command, check=True, env=os.environ | QUIET_THREADS, cwd=HERE.parent)
     found = json.loads(target.read_text())
     target.unlink()
@@ -90,8 +96,15 @@ def measured(part: str, quick: bool) -> dict[str, Any]:
     print(f"{part}: {seconds:.0f} s", flush=True)
     return {
         "found": found, "seconds": seconds, "load_before": load, "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-        "machine": f"{os.cpu_count()} cores, {processor()}", "versions": versions(),
+        "machine": f"{os.cpu_count()} cores, {processor()}", "versions": versions(), "commit": source,
     }  # fmt: skip
+
+
+def commit() -> str:
+    """What was measured; tracked files that differ from the commit are told."""
+    git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True, cwd=HERE).stdout.strip()
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else "")
 
 
 def processor() -> str:

@@ -1,6 +1,7 @@
-"""Part `cores`: XLA's threads on one device, silos sharded over two host devices, or two processes with half the runs.
+"""Part `cores`: one core, XLA's threads, two threads or two processes with half of the runs, or silos sharded.
 
-Wall time of eight runs that differ in their seed, compiled and started beforehand; every way in processes of its own.
+Wall time of eight runs that differ in their seed, compiled and started beforehand; every way in processes of its own
+that wait for their turns.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import equinox as eqx
@@ -19,9 +21,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bench.cases import Case, diff2, spider
 from bench.machine import bound_to
 from bench.simulated import Ready
-from bench.timing import clock
+from bench.timing import Samples, clock, shuffled, summaries
 
-SEEDS = 8
+SEEDS, TURNS = 8, 3
+ONE, THREADS = "one core", "one process, two threads, half of the runs each"
+Part = tuple[str, int, list[int]]  # mode, runs, cores
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 
@@ -35,7 +39,7 @@ def even_spider() -> Case:
     )
 
 
-CASES = {"diff2": (diff2, 400), "spider": (even_spider, 25)}
+CASES = {"diff2": (diff2, 150), "spider": (even_spider, 12)}
 
 
 def cores(quick: bool) -> dict[str, Any]:
@@ -43,31 +47,45 @@ def cores(quick: bool) -> dict[str, Any]:
     if len(own) < 2:
         return {}
     ways = {
-        "one core": [("plain", SEEDS, own[:1])],
+        ONE: [("plain", SEEDS, own[:1])],
         "one process, XLA's threads": [("plain", SEEDS, own[:2])],
+        THREADS: [("threads", SEEDS, own[:2])],
         "silos sharded over two devices": [("sharded", SEEDS, own[:2])],
         "two processes, a core each": [("plain", SEEDS // 2, own[:1]), ("plain", SEEDS // 2, own[1:2])],
     }
     chosen = ["diff2"] if quick else list(CASES)
     label = lambda name: f"{CASES[name][0]().name}, {CASES[name][1]} rounds"
-    return {label(name): {way: walls(name, parts) for way, parts in ways.items()} for name in chosen}
+    return {label(name): in_turns(name, ways, 1 if quick else TURNS) for name in chosen}
 
 
-def walls(case: str, parts: list[tuple[str, int, list[int]]]) -> dict[str, Any]:
-    """Start the processes, let all compile, then run together; the slowest counts."""
-    started = [start(case, *part) for part in parts]
-    for process in started:
-        process.stdout.readline()  # it is ready
-    for process in started:
+def in_turns(case: str, ways: dict[str, list[Part]], turns: int) -> dict[str, Any]:
+    started = {way: [start(case, *part) for part in parts] for way, parts in ways.items()}
+    samples = {way: Samples() for way in ways}
+    for turn in range(turns):
+        for way in shuffled(ways, turn):
+            samples[way].add(turn, together(started[way]))
+    for process in (process for own in started.values() for process in own):
+        process.communicate()  # the end of its input ends it
+    rows = summaries(samples, ONE)
+    for way, row in rows.items():
+        print(f"    {way:50}{row['wall_s'][1]:8.2f} s wall {row['cpu_s'][1]:8.2f} s CPU", flush=True)
+    return rows
+
+
+def together(processes: list[Any]) -> tuple[float, float]:
+    """CPU seconds of all, and wall seconds of the slowest."""
+    for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    found = [process.communicate()[0].split() for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit(f"cores: {case}, {parts} failed")
-    times = [(float(cpu), float(wall)) for cpu, wall in found]
-    total = {"wall_s": max(t[1] for t in times), "cpu_s": sum(t[0] for t in times)}
-    print(f"  {case}, {parts}: {total['wall_s']:.2f} s wall, {total['cpu_s']:.2f} s CPU", flush=True)
-    return total
+    cpu, wall = zip(*(map(float, line_of(process).split()) for process in processes), strict=True)
+    return sum(cpu), max(wall)
+
+
+def line_of(process: Any) -> str:
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"cores: {' '.join(process.args)} failed")
+    return line
 
 
 def start(case: str, mode: str, seeds: int, bound: list[int]) -> Any:
@@ -76,7 +94,9 @@ def start(case: str, mode: str, seeds: int, bound: list[int]) -> Any:
     command = [sys.executable, "-m", "bench.cores", case, mode, str(seeds)]
     pipe = subprocess.PIPE
     with bound_to(bound):
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+    line_of(process)  # it is ready
+    return process
 
 
 def sharded(problem: Any) -> Any:
@@ -96,8 +116,12 @@ def main() -> None:
     started = [(setting, run.start(setting)) for setting in settings]
     run(*started[0])
     print("ready", flush=True)
-    sys.stdin.readline()
-    print(*clock(lambda: [run(*one) for one in started]), flush=True)
+    threads = 2 if mode == "threads" else 1
+    parts = [started[i::threads] for i in range(threads)]
+    in_order = lambda part: [run(*one) for one in part]
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in sys.stdin:
+            print(*clock(lambda: list(pool.map(in_order, parts))), flush=True)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def lengths(quick: bool) -> dict[str, Any]:
         cpu, wall = (quartiles([1e3 * t[which] for t in times]) for which in (0, 1))
         points.append({"at": count, "temporary_mb": rounds.temporary_mb, "cpu_ms": cpu, "wall_ms": wall})
         print(f"  rounds {count:,}: {cpu[1]:.1f} ms CPU", flush=True)
-    return {"points": points, "slope": slope(points, "cpu_ms"), "memory_slope": 0.0}
+    return {"points": points, "slope": slope(points, "cpu_ms"), "memory_slope": None}  # one program for all lengths
 
 
 def many_against_one(silos: int) -> dict[str, Any]:
@@ -86,6 +86,11 @@ def many_against_one(silos: int) -> dict[str, Any]:
         for name in shuffled(programs, turn):
             costs[name].append(programs[name].cost(8, tries=1)["cpu_ms"][1])
     base = np.array(costs["one silo"])
-    ratios = {name: np.percentile(np.array(own) / base, [25, 50, 75]).tolist() for name, own in costs.items()}
+    ratios = {name: quartiles(list(np.array(own) / base)) for name, own in costs.items()}
     print(f"  {silos:,} silos of 50 records against one: {ratios}", flush=True)
-    return {"silos": silos, "cpu_ms": {name: float(np.median(own)) for name, own in costs.items()}, "ratio": ratios}
+    return {
+        "silos": silos,
+        "samples": SAMPLES,
+        "cpu_ms": {name: float(np.median(own)) for name, own in costs.items()},
+        "ratio": ratios,
+    }

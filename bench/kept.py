@@ -1,6 +1,6 @@
-"""What keeping the previous point would gain: differences from its kept activations and cotangents, by hand.
+"""What keeping the previous point may gain: differences from its kept activations and cotangents, by hand.
 
-An upper bound for dense networks with one hidden layer, on full batches: everything of the previous point that the
+One version, for dense networks with one hidden layer, on full batches: everything of the previous point that the
 difference needs is read instead of computed, and written for the next round. silodp does not work like this
 (docs/performance.md says why); its factors, norms and sums are used for the rest.
 """
@@ -24,7 +24,7 @@ from silodp.gradients.softplus import slope, slope_change, softplus, softplus_ch
 from silodp.gradients.structure import Structure, find_structure
 from silodp.gradients.structured import block_size, sum_layers
 
-NOTE = "by hand, not in silodp: what the previous point needs is read from the last run and written for the next"
+NOTE = "not in silodp: what the previous point needs is read from the last run and written for the next"
 
 
 class Kept(NamedTuple):

@@ -19,7 +19,7 @@ import torch
 from jax import lax
 
 from bench.cases import Case, diff2, mu2, soteria
-from bench.runs import stacked_parts
+from bench.runs import begun_parts
 from bench.simulated import Ready
 from bench.timing import interleaved
 from silodp.gradients.softplus import slope, slope_change, softplus, softplus_change
@@ -31,6 +31,7 @@ from silodp.run.group import Group
 from silodp.run.measure import measure
 from silodp.run.runner import Prepared
 from silodp.run.sweep import variant
+from silodp.sampling import BLOCK, places_of
 
 SETTINGS = 16
 Micros = dict[str, float]  # CPU microseconds of a round, by piece
@@ -152,7 +153,7 @@ def sweep_round(quick: bool) -> dict[str, Any]:
     prepared = case.prepared(rounds=rounds)
     members = [variant(prepared, case.config(rounds=rounds, step_size=0.1 * 0.9**i), None) for i in range(SETTINGS)]
     group = Group(members, SETTINGS // 2)
-    together = stacked_parts(group)
+    together = begun_parts(group)
     pieces, sizes = {}, {"one": 1, "stacked": group.size}
     for kind, size in sizes.items():
         parts = len(group.starts) if kind == "stacked" else 1
@@ -221,6 +222,7 @@ def soteria_round(quick: bool) -> dict[str, Any]:
     each = jax.vmap(SeededRandomness)
     sources = lambda i: each(jax.vmap(lambda silo: fold(fold(key(), i), silo))(jnp.arange(silos)))
     length = jax.tree.leaves(problem.silos.records)[0].shape[1]
+    blocks = -(-length // BLOCK) * BLOCK
 
     def drawn(i: Any, data: Any) -> Any:
         draw = lambda records, size, source: rule.batch.draw(Drawer(records, size, i, source), "value")
@@ -235,15 +237,22 @@ def soteria_round(quick: bool) -> dict[str, Any]:
         return total + jax.vmap(own)(batch)
 
     batch = jax.jit(drawn)(jnp.int32(0), problem.silos)
-    coins = lambda i: jax.vmap(lambda source: source.bits("batch/value", (length,)))(sources(i))
-    places = lambda coins: jnp.nonzero(coins < 0.03 * 2.0**32, size=batch.weights.shape[1], fill_value=length)[0]
+    coins = lambda i: jax.vmap(lambda source: source.bits("batch/value", (blocks,)))(sources(i))
+
+    def places(coins: Any, size: Any) -> Any:
+        joins = (coins < (rule.batch.batch / size * 2.0**32).astype(jnp.uint32)) & (jnp.arange(blocks) < size)
+        return places_of(joins, batch.weights.shape[1], length)
+
+    chosen = lambda i, sizes: jax.vmap(places)(coins(i), sizes)
     noise = lambda i: jax.vmap(lambda source: source.normal("noise", (d,)))(sources(i))
     compress = lambda i, v: jax.vmap(lambda v, source: channel.compressor(v, source))(v, sources(i))
-    zeros, words = jnp.zeros((silos, d)), jnp.zeros((silos, length), jnp.uint32)
+    zeros, words = jnp.zeros((silos, d)), jnp.zeros((silos, blocks), jnp.uint32)
     pieces = {
         "drawing the batches: coins, places, records": Piece(taken, jnp.zeros(()), given=(problem.silos,)),
         "of it coins": Piece(lambda i, sum: sum ^ coins(i), words),
-        "of it coins and places": Piece(lambda i, n: n + jnp.sum(jax.vmap(places)(coins(i))), jnp.int32(0)),
+        "of it coins and places": Piece(
+            lambda i, n, sizes: n + jnp.sum(chosen(i, sizes)), jnp.int32(0), given=(problem.silos.sizes,)
+        ),
         "clipped sums of the batches": Piece(sums, zeros, given=(batch,)),
         "noise": Piece(lambda i, sum: sum + noise(i), zeros),
         "rand-k of every silo": Piece(lambda i, v: v + nudge(i) * compress(i, v), zeros),

@@ -35,6 +35,10 @@ def spread(quartiles: list[float]) -> str:
     return f"{number(middle)} ({number(low)}-{number(high)})"
 
 
+def exponent(slope: float | None) -> str:
+    return "" if slope is None else f"{slope:.2f}"
+
+
 def missed(found: dict[str, Any]) -> str:
     lines = targets.explanations(found)
     return "\n".join(["Why a target was missed:", "", *(f"- {line}" for line in lines)]) if lines else ""
@@ -44,8 +48,11 @@ def heading(found: dict[str, Any], picture: str, quick: bool) -> str:
     first = next(iter(found.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
     measured = markdown(
-        ["part", "measured (UTC)", "took, s", "load before"],
-        [[p, own["when"], f"{own['seconds']:.0f}", f"{own['load_before']:.1f}"] for p, own in found.items()],
+        ["part", "measured (UTC)", "took, s", "load before", "commit"],
+        [
+            [p, own["when"], f"{own['seconds']:.0f}", f"{own['load_before']:.1f}", own["commit"]]
+            for p, own in found.items()
+        ],
     )
     warning = "\n\n**A quick try: few repetitions, short runs. Not for quoting.**" if quick else ""
     return f"""# Results of `make bench`
@@ -57,7 +64,9 @@ on a busy machine; programs of a table ran in turns in one process. Medians, qua
 
 ## What must be shown
 
-{markdown(["work", "promise", "target", "reached", "met"], targets.table(found))}
+{VERDICTS}
+
+{markdown(targets.HEAD, targets.table(found))}
 
 {missed(found)}
 
@@ -79,14 +88,16 @@ def gradient_section(title: str, text: str) -> Any:
     return section
 
 
-GRADIENT_COLUMNS = ["CPU ms", "over plain JAX", "wall ms", "grown, MB", "XLA temp., MB", "compile, s", "differs by"]
+GRADIENT_COLUMNS = [
+    "CPU ms", "over plain JAX", "samples", "wall ms", "grown, MB", "XLA temp., MB", "compile, s", "differs by",
+]  # fmt: skip
 
 
 def gradient_row(name: str, row: dict[str, Any]) -> list[str]:
     gap = f"{row['difference']:.0e}" + ("" if row["same"] else " (not the same)")
     return [
-        name, spread(row["cpu_ms"]), spread(row["ratio"]), number(row["wall_ms"][1]), number(row["peak_mb"]),
-        number(row["temporary_mb"]), number(row["compile_s"]), gap,
+        name, spread([1e3 * s for s in row["cpu_s"]]), spread(row["ratio"]), str(len(row["turns"]["cpu"])),
+        number(1e3 * row["wall_s"][1]), number(row["peak_mb"]), number(row["temporary_mb"]), number(row["compile_s"]), gap,
     ]  # fmt: skip
 
 
@@ -117,11 +128,8 @@ def run_row(name: str, row: dict[str, Any], rounds: int) -> list[str]:
 
 
 def sweeps_section(found: dict[str, Any], _: Any) -> str:
-    base = found["rows"]["one run"]["wall_s"][1]
-    rows = [
-        [n, spread(r["cpu_s"]), spread(r["ratio"]), spread(r["wall_s"]), number(r["wall_s"][1] / base)]
-        for n, r in found["rows"].items()
-    ]
+    wall = lambda name: spread(targets.paired(found["rows"], name, "one run", "wall").quartiles)
+    rows = [[n, spread(r["cpu_s"]), spread(r["ratio"]), spread(r["wall_s"]), wall(n)] for n, r in found["rows"].items()]
     seconds = ", ".join(f"{name} {s:.1f} s" for name, s in found["compile_s"].items())
     head = [f"DIFF2-GD 8-10-1, {found['rounds']:,} rounds", "CPU s", "over one run", "wall s", "over one run"]
     text = f"All compiled and started beforehand. The 16 settings run in {found['parts']} parts, a thread each."
@@ -146,7 +154,7 @@ axes: 1 means that twice the size costs twice as much."""
             rows.append(
                 [axis, f"{p['at']:,}", number(p["cpu_ms"][1]), number(p["wall_ms"][1]), number(p["temporary_mb"])]
             )
-        rows.append([f"**{axis}: slope**", "", f"**{series['slope']:.2f}**", "", f"**{series['memory_slope']:.2f}**"])
+        rows.append([f"{axis}: slope", "", exponent(series["slope"]), "", exponent(series["memory_slope"])])
     many = found["many silos"]
     costs = [[n, number(ms), spread(many["ratio"][n])] for n, ms in many["cpu_ms"].items()]
     head = [f"{many['silos']:,} silos of 50 records", "CPU ms a round", "over one silo"]
@@ -157,8 +165,9 @@ axes: 1 means that twice the size costs twice as much."""
 def cores_section(found: dict[str, Any], _: Any) -> str:
     parts = ["## Two cores\n\nEight runs that differ in their seed, compiled and started beforehand."]
     for case, ways in found.items():
-        rows = [[way, number(t["wall_s"]), number(t["cpu_s"])] for way, t in ways.items()]
-        parts.append(markdown([case, "wall s", "CPU s"], rows))
+        over = lambda way, ways=ways: spread(targets.paired(ways, way, "one core", "wall").quartiles)
+        rows = [[way, spread(t["wall_s"]), over(way), spread(t["cpu_s"])] for way, t in ways.items()]
+        parts.append(markdown([case, "wall s", "over one core", "CPU s"], rows))
     return "\n\n".join(parts)
 
 
@@ -179,6 +188,8 @@ def profile_section(found: dict[str, Any], _: Any) -> str:
     ])  # fmt: skip
 
 
+VERDICTS = """Reached: the median of ratios that were each taken within a turn. "Within the spread": the limit lies
+between the quartiles. One sample: the largest of single figures."""
 PROFILE = """## Where a round's time goes
 
 Every piece alone, repeated in a compiled loop with the shapes of the run, all on ONE core (with two, XLA's threads cost

@@ -25,7 +25,7 @@ def rows(everything: dict[str, Any]) -> list[list[str]]:
             for peer in GRADIENTS:
                 count = points if peer == "silodp structured" else 1
                 name = f"{part}, {work}: {peer}"
-                found.append(row(name, count * own["flops"], own["bytes"], own["peers"][peer]["cpu_ms"][1]))
+                found.append(row(name, count * own["flops"], own["bytes"], 1e3 * own["peers"][peer]["cpu_s"][1]))
     for name, run in everything.get("runs", {"found": {}})["found"].items():
         seconds = run["rows"]["silodp"]["cpu_s"][1]
         found.append(row(f"run, {name}", run["work"]["flops"], run["work"]["bytes"], 1e3 * seconds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -14,17 +13,18 @@ from bench.cases import Case, all_cases, diff2, mu2
 from bench.loops import loop_of
 from bench.simulated import Ready
 from bench.targets import TOGETHER
-from bench.timing import clock, quartiles, shuffled
+from bench.timing import Samples, clock, shuffled, summaries
 from bench.workloads import gradient_flops
-from silodp.run.group import Group, cores
+from silodp.run.group import Group
 from silodp.run.runner import Prepared
-from silodp.run.simulate import Carry, Setting, begin, simulate
 from silodp.run.sweep import variant
 
 BACKENDS = {"PyTorch": TorchBackend, "numpy": NumpyBackend}
 CHECKED_ROUNDS = 5
 TOLERANCE = 1e-5
-TURNS = 3
+TURNS = 5
+# Of a loop in each turn, where a second is too little: a narrow target, or rounds that take long.
+SECONDS = {("DIFF2-GD", "PyTorch loop"): 5.0, ("SPIDER", "PyTorch loop"): 3.0}
 
 
 def runs(quick: bool) -> dict[str, Any]:
@@ -40,14 +40,16 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
     silent = Ready(case.prepared(rounds=rounds, noise=False))
     loops = eager_loops(case, prepared)
     gaps = trajectory_gaps(case, list(loops))
-    length = {name: affordable(loop, rounds, 0.3 if quick else 1.0) for name, loop in loops.items()}
+    cycle = case.tree["algorithm"].get("restart", 20)
+    seconds = lambda name: 0.3 if quick else SECONDS.get((case.name.split(",")[0], name), 1.0)
+    length = {name: affordable(loop, rounds, cycle, seconds(name)) for name, loop in loops.items()}
     shortened = lambda name, loop: lambda: [loop(r) for r in range(length[name])]
     programs = {"silodp": ready, "silodp without noise": silent} | {n: shortened(n, loop) for n, loop in loops.items()}
     scale = {name: rounds / length.get(name, rounds) for name in programs}
     rows = in_turns(programs, 1 if quick else TURNS, "silodp", scale)
     for name in loops:
         rows[name] |= {"rounds_timed": length[name], "difference": gaps[name]}
-    share = 1 - rows["silodp without noise"]["cpu_s"][1] / rows["silodp"]["cpu_s"][1]
+    share = 1 - rows["silodp without noise"]["ratio"][1]
     return {
         "rows": rows, "rounds": rounds, "compile_s": ready.compile_seconds, "noise_share": max(0.0, share),
         "work": work_of(prepared, ready),
@@ -57,23 +59,15 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
 def in_turns(
     programs: dict[str, Callable[[], Any]], turns: int, base: str, scale: dict[str, float] | None = None
 ) -> dict[str, dict[str, Any]]:
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    """Every program in every turn, in another order each."""
+    samples = {name: Samples() for name in programs}
     for turn in range(turns):
         for name in shuffled(programs, turn):
-            cpu, wall = clock(programs[name])
-            factor = scale[name] if scale else 1.0
-            times[name].append((factor * cpu, factor * wall))
-    rows = {name: timed(own, times[base]) for name, own in times.items()}
+            samples[name].add(turn, clock(programs[name]), scale[name] if scale else 1.0)
+    rows = summaries(samples, base)
     for name, row in rows.items():
         print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['ratio'][1]:9.2f}x", flush=True)
     return rows
-
-
-def timed(own: list[tuple[float, float]], base: list[tuple[float, float]]) -> dict[str, Any]:
-    ratios = [mine[0] / theirs[0] for mine, theirs in zip(own, base, strict=True)]
-    return {
-        "cpu_s": quartiles([t[0] for t in own]), "wall_s": quartiles([t[1] for t in own]), "ratio": quartiles(ratios)
-    }  # fmt: skip
 
 
 def work_of(prepared: Prepared, ready: Ready) -> dict[str, float]:
@@ -82,11 +76,18 @@ def work_of(prepared: Prepared, ready: Ready) -> dict[str, float]:
     record = sum(leaf[0, 0].nbytes for leaf in jax.tree.leaves(prepared.problem.silos.records))
     carried = sum(leaf.nbytes for leaf in jax.tree.leaves((ready.carry.state, ready.carry.ends)))
     gradients = ready.gradients()
-    points = 1 if "compressor" in prepared.config.algorithm.model_fields_set else 2
     return {
         "flops": gradient_flops(params) * gradients,
-        "bytes": gradients / points * record + 2 * carried * prepared.problem.rounds,
+        "bytes": gradients / points_of_a_query(prepared, ready) * record + 2 * carried * prepared.problem.rounds,
     }
+
+
+def points_of_a_query(prepared: Prepared, ready: Ready) -> float:
+    """Points at which a record's gradient is taken each time it is read: the mean over the queries of a run."""
+    counts = {name: float(tally.count.sum()) for name, tally in ready().ends.accounts.tallies.items()}
+    of_value = 2 if prepared.config.algorithm.name == "mu2" else 1
+    points = {"value": of_value, "difference": 2}
+    return sum(count * points[stream] for stream, count in counts.items()) / sum(counts.values())
 
 
 def eager_loops(case: Case, prepared: Prepared) -> dict[str, Callable[[int], Any]]:
@@ -96,12 +97,12 @@ def eager_loops(case: Case, prepared: Prepared) -> dict[str, Callable[[int], Any
     return loops
 
 
-def affordable(loop: Callable[[int], Any], rounds: int, seconds: float) -> int:
-    """As many rounds as fit into so many seconds; a multiple of 20, for the restarts."""
+def affordable(loop: Callable[[int], Any], rounds: int, cycle: int, seconds: float) -> int:
+    """As many rounds as fit into so many seconds; whole cycles, so that restarts have their share."""
     loop(0)
-    trial = min(rounds, 20)
+    trial = min(rounds, cycle)
     cost = clock(lambda: [loop(r) for r in range(trial)])[1] / trial
-    return int(min(rounds, max(trial, 20 * int(seconds / cost / 20))))
+    return int(min(rounds, max(trial, cycle * int(seconds / cost / cycle))))
 
 
 def without_chance(case: Case) -> Prepared:
@@ -143,24 +144,14 @@ def sweeps(quick: bool) -> dict[str, Any]:
     apart = [(member.setting, one.start(member.setting)) for member in members]
     programs = {
         "one run": one,
-        TOGETHER: stacked_parts(group),
+        TOGETHER: begun_parts(group),
         "16 runs one after another": lambda: [one(*started) for started in apart],
     }
     rows = in_turns(programs, 1 if quick else TURNS, "one run")
     return {"rows": rows, "rounds": rounds, "parts": len(group.starts), "compile_s": compile_seconds}
 
 
-def stacked_parts(group: Group) -> Callable[[], Any]:
-    """What `Group.run` does between the start and the results: its parts, a thread each."""
-    settings = [group._setting(first) for first in group.starts]
-    parts = [(s, begin(group.problem, s, sweep=True, program=group.start)[0]) for s in settings]
-
-    def advance(part: tuple[Setting, Carry]) -> Carry:
-        setting, carry = part
-        return simulate(group.problem, setting, carry, group.compiled, lambda chunk: None, sweep=True)
-
-    def run() -> list[Carry]:
-        with ThreadPoolExecutor(min(cores(), len(parts))) as pool:
-            return list(pool.map(advance, parts))
-
-    return run
+def begun_parts(group: Group) -> Callable[[], Any]:
+    """The group's run from its start on."""
+    begun = {first: group.begin(first) for first in group.starts}
+    return lambda: group.run(lambda round, row: None, begun)

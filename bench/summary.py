@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import targets
-from bench.report import markdown, number
+from bench.report import exponent, markdown, number, spread
 
 BEGIN, END = "<!-- tables: written by make bench -->", "<!-- end of tables -->"
 Found = dict[str, Any]
@@ -24,8 +24,10 @@ def verdicts(found: Found) -> str:
     first = next(iter(found.values()))
     days = sorted(own["when"] for own in found.values())
     where = f"Measured on {first['machine']}, {days[0]} to {days[-1]} UTC, load before each part at most "
-    where += f"{max(own['load_before'] for own in found.values()):.1f}."
-    return f"{where}\n\n{markdown(['work', 'promise', 'target', 'reached', 'met'], targets.table(found))}"
+    minutes = sum(own["seconds"] for own in found.values()) / 60
+    commits = ", ".join(dict.fromkeys(own["commit"] for own in found.values()))
+    where += f"{max(own['load_before'] for own in found.values()):.1f}; {minutes:.0f} minutes in all; commit {commits}."
+    return f"{where}\n\n{markdown(targets.HEAD, targets.table(found))}"
 
 
 def gradients(part: str) -> Any:
@@ -40,49 +42,49 @@ def gradients(part: str) -> Any:
 
 
 def engines(found: Found) -> str:
-    """What the general engine costs: time over the structured engine's, and memory."""
+    """What the general engine costs: time over the structured engine's, turn by turn, and memory."""
     rows = []
     for part in ("values", "differences"):
         for work, own in found.get(part, {"found": {}})["found"].items():
-            general, structured = (own["peers"][f"silodp {engine}"] for engine in ("general", "structured"))
-            ratio = general["cpu_ms"][1] / structured["cpu_ms"][1]
-            rows.append([f"{part}, {work}", number(ratio), number(general["peak_mb"]), number(structured["peak_mb"])])
-    return markdown(["general engine", "CPU time over structured", "grown, MB", "structured, MB"], rows)
+            engines = ("silodp general", "silodp structured")
+            ratio = targets.paired(own["peers"], *engines).quartiles[1]
+            memory = [number(targets.extra_mb(own["peers"][engine])) for engine in engines]
+            rows.append([f"{part}, {work}", number(ratio), *memory])
+    return markdown(["general engine", "CPU time over structured", "extra, MB", "structured, MB"], rows)
+
+
+LOOPS = ("PyTorch loop", "PyTorch loop, silos stacked", "numpy loop")
 
 
 def runs(found: Found) -> str:
     rows = []
     for name, run in found["runs"]["found"].items():
         own = run["rows"]
-        over = [number(targets.of_medians(own, f"{loop} loop", "silodp")) for loop in ("PyTorch", "numpy")]
+        over = [number(own[loop]["ratio"][1]) if loop in own else "" for loop in LOOPS]
         seconds = number(own["silodp"]["cpu_s"][1])
         noise = "under 1%" if run["noise_share"] < 0.01 else f"{run['noise_share']:.0%}"
         rows.append([f"{name}, {run['rounds']:,} rounds", seconds, *over, noise, f"{run['compile_s']:.1f}"])
-    head = ["whole run", "silodp, CPU s", "PyTorch loop over it", "numpy loop over it", "noise", "compile, s"]
-    return markdown(head, rows)
+    return markdown(["whole run", "silodp, CPU s", *(f"{loop} over it" for loop in LOOPS), "noise", "compile, s"], rows)
 
 
 def sweeps(found: Found) -> str:
     own = found["sweeps"]["found"]["rows"]
-    over = lambda name, key: number(own[name][key][1] / own["one run"][key][1])
-    rows = [[name, number(own[name]["cpu_s"][1]), over(name, "cpu_s"), over(name, "wall_s")] for name in own]
+    over = lambda name, time: number(targets.paired(own, name, "one run", time).quartiles[1])
+    rows = [[name, number(own[name]["cpu_s"][1]), over(name, "cpu"), over(name, "wall")] for name in own]
     return markdown(["sweep of DIFF2-GD 8-10-1", "CPU s", "over one run", "in wall time"], rows)
 
 
 def growth(found: Found) -> str:
     series = {name: own for name, own in found["growth"]["found"].items() if "slope" in own}
-    rows = [[name, f"{own['slope']:.2f}", f"{own['memory_slope']:.2f}"] for name, own in series.items()]
+    rows = [[name, exponent(own["slope"]), exponent(own["memory_slope"])] for name, own in series.items()]
     return markdown(["a round grows with", "slope of time", "slope of memory"], rows)
 
 
 def cores(found: Found) -> str:
     cases = found["cores"]["found"]
-    ways = next(iter(cases.values()))
-    rows = [
-        [way, *(f"{number(own[way]['wall_s'])} ({number(own[way]['cpu_s'])})" for own in cases.values())]
-        for way in ways
-    ]
-    return markdown(["eight runs, wall s (CPU s)", *cases], rows)
+    cell = lambda row: f"{spread(row['wall_s'])}, CPU {number(row['cpu_s'][1])}"
+    rows = [[way, *(cell(own[way]) for own in cases.values())] for way in next(iter(cases.values()), {})]
+    return markdown(["eight runs, wall s (quartiles), CPU s", *cases], rows)
 
 
 def machine(found: Found) -> str:

@@ -11,26 +11,35 @@ from typing import Any
 import numpy as np
 
 LEAST_SAMPLE = 0.01  # seconds: shorter programs are called several times for one sample
-FEWEST = 3  # samples of even the slowest program
+FEWEST = 5  # samples of even the slowest program
 REST = 0.002  # for thread pools to fall asleep: a spinning worker would be charged to the next program
 
 Quartiles = list[float]  # 25%, 50%, 75%
+Turns = Mapping[str, float]  # seconds, by turn (a string, as JSON gives it back)
 
 
 @dataclass
 class Samples:
     """CPU and wall seconds of a program, by turn."""
 
-    cpu: dict[int, float] = field(default_factory=dict)
-    wall: dict[int, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+    wall: dict[str, float] = field(default_factory=dict)
+
+    def add(self, turn: int, times: tuple[float, float], scale: float = 1.0) -> None:
+        self.cpu[str(turn)], self.wall[str(turn)] = (scale * seconds for seconds in times)
 
     def summary(self, base: Samples) -> dict[str, Any]:
+        """The turns are kept: any two programs can then be compared within them."""
         return {
-            "cpu_ms": quartiles([1e3 * s for s in self.cpu.values()]),
-            "wall_ms": quartiles([1e3 * s for s in self.wall.values()]),
-            "ratio": quartiles([s / base.cpu[t] for t, s in self.cpu.items() if t in base.cpu]),
-            "samples": len(self.cpu),
-        }
+            "cpu_s": quartiles(list(self.cpu.values())), "wall_s": quartiles(list(self.wall.values())),
+            "ratio": within_turns(self.cpu, base.cpu)[0], "turns": {"cpu": self.cpu, "wall": self.wall},
+        }  # fmt: skip
+
+
+def within_turns(over: Turns, under: Turns) -> tuple[Quartiles, int]:
+    """Quartiles of the ratios in the turns that both took part in, and how many these are."""
+    ratios = [seconds / under[turn] for turn, seconds in over.items() if turn in under]
+    return quartiles(ratios), len(ratios)
 
 
 def quartiles(values: list[float]) -> Quartiles:
@@ -45,20 +54,24 @@ def clock(run: Callable[[], Any], calls: int = 1) -> tuple[float, float]:
     return (time.process_time() - cpu) / calls, (time.perf_counter() - wall) / calls
 
 
-def interleaved(programs: Mapping[str, Callable[[], Any]], turns: int, seconds: float) -> dict[str, Samples]:
+def interleaved(
+    programs: Mapping[str, Callable[[], Any]], turns: int, seconds: float, base: str | None = None
+) -> dict[str, Samples]:
     """Every program in every turn; one that would take more than its part of `seconds` sits out some of them.
 
-    Programs pause by powers of two: who takes part in a turn does so beside all that pause less, the quick base too.
+    Programs pause by powers of two: who takes part in a turn does so beside all that pause less. The base never pauses.
     """
     share = seconds / len(programs)
     pace = {name: _pace(run, turns, share) for name, run in programs.items()}
+    if base is not None:
+        pace[base] = pace[base][0], 1
     samples = {name: Samples() for name in programs}
     for turn in range(turns):
         for name in shuffled(programs, turn):
             calls, stride = pace[name]
             if turn % stride == 0:
                 time.sleep(REST)
-                samples[name].cpu[turn], samples[name].wall[turn] = clock(programs[name], calls)
+                samples[name].add(turn, clock(programs[name], calls))
     return samples
 
 

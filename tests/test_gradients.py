@@ -525,8 +525,7 @@ def test_a_norm_covers_its_terms_where_they_are_parallel_and_their_difference_is
         cancelling = -share * cotangents + rng.normal(size=(1, records)).astype(np.float32)
         terms = (Term(first, np.zeros(records), cancelling), Term(second, np.zeros(records), cotangents))
         factors = DenseFactors(tuple(Term(*map(jnp.asarray, t)) for t in terms), False, False).orthogonal()
-        parts = [
-            np.asarray(t.cotangents, np.float64)[:, None] * np.asarray(t.inputs, np.float64) for t in factors.terms
-        ]
+        exactly = lambda leaf: np.asarray(leaf, np.float64)
+        parts = [exactly(t.cotangents)[:, None] * exactly(t.inputs) for t in factors.terms]
         true = np.sqrt((sum(parts) ** 2).sum((0, 1)))
         assert (np.sqrt(exactly(factors.square_norms())) >= true * (1 - 1e-5)).all()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,14 @@ from silodp.run.runner import Prepared, rows_of
 from silodp.run.simulate import Carry, Chunk, Compiled, Setting, begin, compile_run, simulate, start_program
 
 Ran = tuple[list[dict[str, float]], np.ndarray, Account]  # history, last point, what was counted
+
+
+class Begun(NamedTuple):
+    """A part before its first round."""
+
+    setting: Setting
+    carry: Carry
+    rows: dict[str, np.ndarray]  # of its start, for the history
 
 
 class Stopped(Exception):
@@ -39,7 +48,7 @@ class Group:
         self.size = -(-len(members) // parts)
         self.starts = range(0, len(members), self.size)
         self.start = start_program(self.problem, self._setting(0), sweep=True)
-        self.carry, rows = begin(self.problem, self._setting(0), sweep=True, program=self.start)
+        _, self.carry, rows = self.begin(0)
         self.measured = list(rows)
 
     @cached_property
@@ -51,8 +60,16 @@ class Group:
         filled = [*part, *[part[-1]] * (self.size - len(part))]  # the program's shape is fixed
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *[member.setting for member in filled])
 
-    def run(self, bar: Update) -> list[Ran]:
-        """Every member's result, in order; `bar` is told the rounds done by all together."""
+    def begin(self, first: int) -> Begun:
+        """The part that starts with this member (one of `starts`)."""
+        setting = self._setting(first)
+        return Begun(setting, *begin(self.problem, setting, sweep=True, program=self.start))
+
+    def run(self, bar: Update, begun: Mapping[int, Begun] | None = None) -> list[Ran]:
+        """Every member's result, in order; `bar` is told the rounds done by all together.
+
+        Parts begin when their turn comes, unless `begun` has them (by first member), as a benchmark wants it.
+        """
         stop, done, compiled = threading.Event(), dict.fromkeys(self.starts, 0), self.compiled
 
         def shown(first: int, round: int, row: Mapping[str, float]) -> None:
@@ -62,7 +79,11 @@ class Group:
             bar(sum(done.values()), row)
 
         with ThreadPoolExecutor(min(cores(), len(self.starts))) as pool:
-            parts = [pool.submit(self._run_part, first, compiled, partial(shown, first)) for first in self.starts]
+            ready = begun or {}
+            parts = [
+                pool.submit(self._run_part, first, ready.get(first), compiled, partial(shown, first))
+                for first in self.starts
+            ]
             try:
                 return [ran for part in parts for ran in part.result()]
             except BaseException:
@@ -70,9 +91,8 @@ class Group:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _run_part(self, first: int, compiled: Compiled, bar: Update) -> list[Ran]:
-        setting = self._setting(first)
-        carry, rows = begin(self.problem, setting, sweep=True, program=self.start)
+    def _run_part(self, first: int, begun: Begun | None, compiled: Compiled, bar: Update) -> list[Ran]:
+        setting, carry, rows = begun or self.begin(first)
         columns = {name: [start] for name, start in rows.items()}
 
         def on_chunk(chunk: Chunk) -> None:
