@@ -60,11 +60,14 @@ def cores(quick: bool) -> dict[str, Any]:
 
 def in_turns(case: str, ways: dict[str, list[Part]], turns: int) -> dict[str, Any]:
     started = {way: [start(case, *part) for part in parts] for way, parts in ways.items()}
+    everyone = [process for own in started.values() for process in own]
+    for process in everyone:
+        line_of(process)  # it is ready
     samples = {way: Samples() for way in ways}
     for turn in range(turns):
         for way in shuffled(ways, turn):
             samples[way].add(turn, together(started[way]))
-    for process in (process for own in started.values() for process in own):
+    for process in everyone:
         process.communicate()  # the end of its input ends it
     rows = summaries(samples, ONE)
     for way, row in rows.items():
@@ -94,9 +97,7 @@ def start(case: str, mode: str, seeds: int, bound: list[int]) -> Any:
     command = [sys.executable, "-m", "bench.cores", case, mode, str(seeds)]
     pipe = subprocess.PIPE
     with bound_to(bound):
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
-    line_of(process)  # it is ready
-    return process
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
 
 
 def sharded(problem: Any) -> Any:

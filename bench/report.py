@@ -97,7 +97,8 @@ def gradient_row(name: str, row: dict[str, Any]) -> list[str]:
     gap = f"{row['difference']:.0e}" + ("" if row["same"] else " (not the same)")
     return [
         name, spread([1e3 * s for s in row["cpu_s"]]), spread(row["ratio"]), str(len(row["turns"]["cpu"])),
-        number(1e3 * row["wall_s"][1]), number(row["peak_mb"]), number(row["temporary_mb"]), number(row["compile_s"]), gap,
+        number(1e3 * row["wall_s"][1]), number(row["peak_mb"]), number(row["temporary_mb"]),
+        number(row["compile_s"]), gap,
     ]  # fmt: skip
 
 
