@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+import bench.__main__ as main
 from bench.summary import BEGIN, END, write_tables
-from bench.timing import interleaved
+from bench.targets import Reached, Target, outcome
+from bench.timing import interleaved, within_turns
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
@@ -19,6 +25,51 @@ def test_whoever_pauses_more_is_timed_beside_all_who_pause_less():
     turns.sort(key=len)
     assert len(turns[0]) >= 3
     assert all(few <= many for few, many in pairwise(turns))
+
+
+def test_a_slow_base_takes_part_in_every_turn():
+    programs = {"base": lambda: time.sleep(0.02), "slow": lambda: time.sleep(0.02)}
+    found = interleaved(programs, 24, 0.1, base="base")
+    assert len(found["base"].cpu) == 24 and len(found["slow"].cpu) < 24
+
+
+def test_ratios_are_taken_within_turns():
+    busy = {"0": 1.0, "4": 10.0, "8": 2.0}
+    assert within_turns({turn: 3 * s for turn, s in busy.items()}, busy | {"1": 50.0}) == ([3.0, 3.0, 3.0], 3)
+
+
+def test_a_verdict_says_where_the_limit_lies_within_the_spread():
+    target = Target("values", "", "", lambda found: None, 2.0, at_most=True)
+    spreads = [[1.0, 1.5, 1.9], [1.0, 1.9, 2.1], [1.9, 3.0, 4.0], [3.0, 4.0, 5.0]]
+    verdicts = [outcome(target, Reached(quartiles, 5))[-1] for quartiles in spreads]
+    assert verdicts == ["yes", "yes, within the spread", "NO, by 1.50x, within the spread", "NO, by 2.00x"]
+
+
+def test_an_interrupted_run_leaves_the_last_results_and_can_be_resumed(tmp_path, monkeypatch):
+    tried: list[str] = []
+
+    def measured(part: str, quick: bool) -> dict[str, int]:
+        tried.append(part)
+        if tried == ["values", "runs"]:
+            raise KeyboardInterrupt
+        return {"found": len(tried)}
+
+    monkeypatch.setattr(main, "HERE", tmp_path)
+    monkeypatch.setattr(main, "measured", measured)
+    monkeypatch.setattr(main, "publish", lambda found, quick: None)
+    monkeypatch.setenv("SILODP_DATA", "somewhere")
+    results = tmp_path / "results.json"
+    results.write_text('{"growth": {"found": 0}, "runs": {"found": 0}}')
+    before = results.read_text()
+    monkeypatch.setattr(sys, "argv", ["bench", "values", "runs"])
+    with pytest.raises(KeyboardInterrupt):
+        main.main()
+    assert results.read_text() == before
+    monkeypatch.setattr(sys, "argv", ["bench", "values", "runs", "--resume"])
+    main.main()
+    assert tried == ["values", "runs", "runs"]
+    assert json.loads(results.read_text()) == {"growth": {"found": 0}, "runs": {"found": 3}, "values": {"found": 1}}
+    assert list(tmp_path.iterdir()) == [results]
 
 
 def test_the_tables_of_the_page_are_written_between_their_marks(tmp_path):
@@ -33,4 +84,4 @@ def test_the_tables_of_the_page_are_written_between_their_marks(tmp_path):
     tables, after = rest.split(END)
     assert PAGE.read_text().startswith(before) and PAGE.read_text().endswith(after)
     assert tables.count("| GEMM, JAX, Gflop/s | 123 |") == 1
-    assert "not measured" in tables
+    assert "not measured" in tables and "commit abc with changes" in tables
