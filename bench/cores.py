@@ -1,7 +1,7 @@
 """Part `cores`: one core, XLA's threads, two threads or two processes with half of the runs, or silos sharded.
 
-Wall time of eight runs that differ in their seed, compiled and started beforehand; every way in processes of its own
-that wait for their turns.
+Wall time of eight runs that differ in their seed, compiled and started beforehand, in processes that wait for their
+turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from bench.timing import Samples, clock, shuffled, summaries
 
 SEEDS, TURNS = 8, 3
 ONE, THREADS = "one core", "one process, two threads, half of the runs each"
-Part = tuple[str, int, list[int]]  # mode, runs, cores
+# What each process does in a way: runs, and threads that share them.
+WAYS = {
+    ONE: {"first core": (SEEDS, 1)},
+    "one process, XLA's threads": {"both cores": (SEEDS, 1)},
+    THREADS: {"both cores": (SEEDS, 2)},
+    "silos sharded over two devices": {"sharded": (SEEDS, 1)},
+    "two processes, a core each": {"first core": (SEEDS // 2, 1), "second core": (SEEDS // 2, 1)},
+}
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 
@@ -46,28 +53,21 @@ def cores(quick: bool) -> dict[str, Any]:
     own = sorted(os.sched_getaffinity(0))
     if len(own) < 2:
         return {}
-    ways = {
-        ONE: [("plain", SEEDS, own[:1])],
-        "one process, XLA's threads": [("plain", SEEDS, own[:2])],
-        THREADS: [("threads", SEEDS, own[:2])],
-        "silos sharded over two devices": [("sharded", SEEDS, own[:2])],
-        "two processes, a core each": [("plain", SEEDS // 2, own[:1]), ("plain", SEEDS // 2, own[1:2])],
-    }
+    bound = {"first core": own[:1], "second core": own[1:2], "both cores": own[:2], "sharded": own[:2]}
     chosen = ["diff2"] if quick else list(CASES)
     label = lambda name: f"{CASES[name][0]().name}, {CASES[name][1]} rounds"
-    return {label(name): in_turns(name, ways, 1 if quick else TURNS) for name in chosen}
+    return {label(name): in_turns(name, bound, 1 if quick else TURNS) for name in chosen}
 
 
-def in_turns(case: str, ways: dict[str, list[Part]], turns: int) -> dict[str, Any]:
-    started = {way: [start(case, *part) for part in parts] for way, parts in ways.items()}
-    everyone = [process for own in started.values() for process in own]
-    for process in everyone:
+def in_turns(case: str, bound: dict[str, list[int]], turns: int) -> dict[str, Any]:
+    processes = {name: start(case, name, own) for name, own in bound.items()}
+    for process in processes.values():
         line_of(process)  # it is ready
-    samples = {way: Samples() for way in ways}
+    samples = {way: Samples() for way in WAYS}
     for turn in range(turns):
-        for way in shuffled(ways, turn):
-            samples[way].add(turn, together(started[way]))
-    for process in everyone:
+        for way in shuffled(WAYS, turn):
+            samples[way].add(turn, together([(processes[name], *work) for name, work in WAYS[way].items()]))
+    for process in processes.values():
         process.communicate()  # the end of its input ends it
     rows = summaries(samples, ONE)
     for way, row in rows.items():
@@ -75,12 +75,12 @@ def in_turns(case: str, ways: dict[str, list[Part]], turns: int) -> dict[str, An
     return rows
 
 
-def together(processes: list[Any]) -> tuple[float, float]:
+def together(parts: list[tuple[Any, int, int]]) -> tuple[float, float]:
     """CPU seconds of all, and wall seconds of the slowest."""
-    for process in processes:
-        process.stdin.write("go\n")
+    for process, runs, threads in parts:
+        process.stdin.write(f"{runs} {threads}\n")
         process.stdin.flush()
-    cpu, wall = zip(*(map(float, line_of(process).split()) for process in processes), strict=True)
+    cpu, wall = zip(*(map(float, line_of(process).split()) for process, *_ in parts), strict=True)
     return sum(cpu), max(wall)
 
 
@@ -91,10 +91,10 @@ def line_of(process: Any) -> str:
     return line
 
 
-def start(case: str, mode: str, seeds: int, bound: list[int]) -> Any:
+def start(case: str, mode: str, bound: list[int]) -> Any:
     flags = os.environ.get("XLA_FLAGS", "")
     env = os.environ | ({"XLA_FLAGS": f"{flags} {TWO_DEVICES}"} if mode == "sharded" else {})
-    command = [sys.executable, "-m", "bench.cores", case, mode, str(seeds)]
+    command = [sys.executable, "-m", "bench.cores", case, mode]
     pipe = subprocess.PIPE
     with bound_to(bound):
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
@@ -107,22 +107,22 @@ def sharded(problem: Any) -> Any:
 
 
 def main() -> None:
-    case, mode, seeds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    case, mode = sys.argv[1:]
     build, rounds = CASES[case]
     prepared = build().prepared(rounds=rounds)
     if mode == "sharded":
         prepared = dataclasses.replace(prepared, problem=sharded(prepared.problem))
     run = Ready(prepared)
-    settings = [eqx.tree_at(lambda s: s.key, run.setting, jax.random.key(seed)) for seed in range(seeds)]
+    settings = [eqx.tree_at(lambda s: s.key, run.setting, jax.random.key(seed)) for seed in range(SEEDS)]
     started = [(setting, run.start(setting)) for setting in settings]
     run(*started[0])
     print("ready", flush=True)
-    threads = 2 if mode == "threads" else 1
-    parts = [started[i::threads] for i in range(threads)]
     in_order = lambda part: [run(*one) for one in part]
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in sys.stdin:
-            print(*clock(lambda: list(pool.map(in_order, parts))), flush=True)
+    for line in sys.stdin:
+        runs, threads = map(int, line.split())
+        parts = [started[i:runs:threads] for i in range(threads)]
+        with ThreadPoolExecutor(threads) as pool:
+            print(*clock(lambda pool=pool, parts=parts: list(pool.map(in_order, parts))), flush=True)
 
 
 if __name__ == "__main__":
