@@ -57,8 +57,8 @@ def heading(found: dict[str, Any], picture: str, quick: bool) -> str:
     warning = "\n\n**A quick try: few repetitions, short runs. Not for quoting.**" if quick else ""
     return f"""# Results of `make bench`
 
-Written by `python -m bench`; docs/performance.md says how to read it. Times are CPU time of all threads, so ratios hold
-on a busy machine; programs of a table ran in turns in one process. Medians, quartiles in brackets.{warning}
+Written by `python -m bench`; docs/performance.md says how to read it. Times are CPU time of all threads;
+programs of a table ran in turns in one process. Medians, quartiles in brackets.{warning}
 
 {first["machine"]}; {versions}.
 
