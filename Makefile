@@ -58,4 +58,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-bench
+	rm -rf .venv .venv-bench .pytest_cache
