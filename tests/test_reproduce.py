@@ -17,7 +17,7 @@ from silodp.reproduce import load_experiment, names
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
 from silodp.reproduce.experiment import Experiment, changed, thinned
 from silodp.reproduce.report import Cell, Judgement, Row, judged, judgements, p_value, rows_of
-from silodp.reproduce.text import as_markdown
+from silodp.reproduce.text import as_markdown, overview
 
 WANTED = [
     *("mu2-table1", "mu2-table2", "psgm-fig1", "diff2-fig1", "diff2-fig2", "diff2-fig3"),
@@ -135,6 +135,13 @@ def test_the_table_says_what_was_published_and_what_we_found(done):
     assert "Privacy is free." in text and "| DP-GD | test error | 0.9 |" in text
     judgement = next(j for j in judgements(experiment, results) if j.column == "exact")
     assert judgement.places == 2
+
+
+def test_runs_that_two_figures_share_are_timed_once(done):
+    experiment, results, _ = done
+    once, twice = (overview([(experiment, results)] * count).splitlines()[-1] for count in (1, 2))
+    slow = {key: result | {"seconds": 600.0} for key, result in results.items()}
+    assert once == twice and f"took {10 * len(slow)} minutes" in overview([(experiment, slow)] * 2)
 
 
 def test_without_published_values_the_levels_stand_side_by_side(done):
