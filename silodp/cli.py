@@ -224,7 +224,7 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="one seed, few settings: about two minutes")] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="the whole grid, every setting to the end with every seed: days")
+        bool, typer.Option("--full", help="the whole grid, every setting to the end with every seed: long")
     ] = False,
     calibration: Annotated[str | None, typer.Option(help="only these columns: exact or paper (default: all)")] = None,
     out: Annotated[Path | None, typer.Option(help="directory of the results (default: under runs/)")] = None,
