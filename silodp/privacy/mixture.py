@@ -21,7 +21,7 @@ import numpy as np
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from jaxtyping import Float
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 
 _TAIL = 9.0  # normal deviates, beyond which a component has no mass to speak of (1e-19)
 _LOST = 1e-18  # probability of one release that counts as a total loss of privacy
@@ -111,9 +111,11 @@ class MixturePair:
         powers = np.logaddexp(order * log_p + (1 - order) * log_q, order * log_q + (1 - order) * log_p)
         trapezoid = np.full(x.size, x[1] - x[0])
         trapezoid[[0, -1]] /= 2
-        above_p, above_q = self._mass(self.up, x).sum(), self._mass(self.down, x).sum()
-        atom = max(1.0 - above_p - above_q, 1e-300)
-        total = np.logaddexp(logsumexp(powers, b=trapezoid), math.log(atom))
+        ends = x[[0, -1]]
+        atom = max(1.0 - self._mass(self.up, ends)[0] - self._mass(self.down, ends)[0], 1e-300)
+        largest = powers.max()
+        integral = largest + math.log(np.exp(powers - largest) @ trapezoid)
+        total = np.logaddexp(integral, math.log(atom))
         return max(0.0, float(total)) / (order - 1)
 
     def _log_sum(self, means: tuple[float, ...], x: np.ndarray) -> np.ndarray:
