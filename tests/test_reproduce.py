@@ -144,6 +144,17 @@ def test_runs_that_two_figures_share_are_timed_once(done):
     assert once == twice and f"took {10 * len(slow)} minutes" in overview([(experiment, slow)] * 2)
 
 
+def test_the_overview_counts_values_reached_and_noise_that_is_too_small(done):
+    experiment, results, _ = done
+    assert "| small | 1 | 1 | 1 | 0 of 2 |" in overview([(experiment, results)])
+    less = json.loads(json.dumps(results["all", "DP-GD", "published"]))
+    less["levels"][0]["epsilon"] = 1.5  # its claim is 1
+    changed_results = dict(results) | {("all", "DP-GD", "published"): less}
+    better = small(published=[{"panel": "all", "line": "DP-GD", "level": 8.0, "value": 0.0}])
+    assert "| small | 1 | 0 | 0 | 1 of 2 |" in overview([(better, changed_results)])
+    assert "| small | none |  |  | 0 of 2 |" in overview([(small(published=[]), results)])
+
+
 def test_without_published_values_the_levels_stand_side_by_side(done):
     _, results, _ = done
     lines = as_markdown(small(published=[]), results).splitlines()

@@ -196,12 +196,16 @@ def p_value(first: np.ndarray, second: np.ndarray) -> float:
     return float(stats.ttest_rel(first, second, alternative="less").pvalue)  # type: ignore[attr-defined]
 
 
-def false_claims(experiment: Experiment, results: Results) -> list[tuple[str, str, float, float]]:
+def false_claims(results: Results) -> list[tuple[str, str, float, float]]:
     """(panel, line, claimed epsilon, true epsilon) wherever the paper's own noise does not give what it claims."""
-    found = []
-    for (panel, line, column), result in results.items():
-        for level in result["levels"]:
-            claimed, true = level["claimed_epsilon"], level["epsilon"]
-            if column == "published" and claimed is not None and true is not None and true > claimed * 1.001:
-                found.append((panel, line, claimed, true))
-    return found
+    return [claim for claim in epsilon_claims(results) if claim[3] > claim[2] * 1.001]
+
+
+def epsilon_claims(results: Results) -> list[tuple[str, str, float, float]]:
+    """(panel, line, claimed epsilon, true epsilon) of every run with the paper's own noise."""
+    return [
+        (panel, line, level["claimed_epsilon"], level["epsilon"])
+        for (panel, line, column), result in results.items()
+        for level in result["levels"]
+        if column == "published" and None not in (level["claimed_epsilon"], level["epsilon"])
+    ]
