@@ -191,10 +191,15 @@ def save_certificate(unit: Unit, level: int, outcome: Outcome, folder: Path) -> 
     if plan is None or spent is None:
         return
     statement = certificate(plan, spent, context_of(outcome.prepared))
-    value = unit.levels[level]
-    name = unit.slug if value is None else f"{unit.slug}-{value:g}"
+    name = certificate_name(unit, level)
     write_text(folder / "certificates" / f"{name}.txt", as_text(statement))
     write_json(folder / "certificates" / f"{name}.json", statement)
+
+
+def certificate_name(unit: Unit, level: int) -> str:
+    """Experiments share a folder, and two may give their lines the same names: the fingerprint tells them apart."""
+    value = unit.levels[level]
+    return f"{unit.slug}-{unit.fingerprint}" + ("" if value is None else f"-{value:g}")
 
 
 def read_json(file: Path) -> dict[str, Any]:
