@@ -227,7 +227,12 @@ def reproduce(
         bool, typer.Option("--full", help="the whole grid, every setting to the end with every seed: long")
     ] = False,
     calibration: Annotated[str | None, typer.Option(help="only these columns: exact or paper (default: all)")] = None,
-    out: Annotated[Path | None, typer.Option(help="directory of the results (default: under runs/)")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="directory of the results (default: under runs/); with --docs, of all experiments' directories"
+        ),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="list the tables and figures")] = False,
     docs: Annotated[bool, typer.Option("--docs", help="write docs/reproduction.md from the results there are")] = False,
 ) -> None:
@@ -243,6 +248,8 @@ def reproduce(
                 console.print(f"{known}: {load_experiment(known).title}", markup=False, highlight=False)
             return
         if docs:
+            if name is not None or quick or full or calibration is not None:
+                raise ConfigError("--docs: writes the page of all experiments; give it no name and no option but --out")
             missing = write_docs([load_experiment(known) for known in names()], out or ROOT, Path("docs"))
             console.print(
                 f"docs/reproduction.md written; nothing found for: {', '.join(missing) or 'none'}", markup=False

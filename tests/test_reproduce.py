@@ -14,9 +14,10 @@ from silodp.cli import app
 from silodp.config import ConfigError
 from silodp.planning import plan_of
 from silodp.reproduce import load_experiment, names
+from silodp.reproduce.claims import Judgement, judgements, p_value
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
 from silodp.reproduce.experiment import Experiment, changed, thinned
-from silodp.reproduce.report import Cell, Judgement, Row, judged, judgements, p_value, rows_of
+from silodp.reproduce.report import Cell, Row, judged, rows_of
 from silodp.reproduce.text import as_markdown, overview
 
 WANTED = [
@@ -103,8 +104,9 @@ def test_a_unit_holds_the_best_setting_every_seed_and_the_true_epsilon(done):
     assert len(list((out / "units").glob("*.search.json"))) == 1  # the columns share it
     assert all(level["epsilon"] != pytest.approx(level["claimed_epsilon"]) for level in paper["levels"])
     assert exact["tuning"].endswith("not private: chosen on private data")
-    certificates = sorted(f.name for f in (out / "units" / "certificates").iterdir())
-    assert len(certificates) == 2 * 2 * 2  # columns x levels x (txt, json)
+    for folder in (out / "units" / "certificates", out / "certificates"):
+        assert len(list(folder.iterdir())) == 2 * 2 * 2  # columns x levels x (txt, json)
+    assert (out / "certificates" / "all-dp-gd-exact-8.txt").is_file()
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -125,6 +127,35 @@ def test_nothing_is_run_twice_unless_its_description_changed(done, monkeypatch):
         reproduce(small(seeds=[0, 2]), out)
 
 
+def test_one_column_alone_keeps_what_is_known_of_the_others(done, tmp_path):
+    experiment, results, out = done
+    assert reproduce(experiment, out, calibration="paper") == results
+    with pytest.raises(ConfigError, match="small has no such runs"):
+        reproduce(small(lines=[experiment.lines[0].model_dump()], claims=[], published=[]), out, calibration="paper")
+    with pytest.raises(ConfigError, match="no results"):
+        write_docs([experiment], tmp_path / "nothing", tmp_path / "docs")
+    answer = CliRunner().invoke(app, ["reproduce", "diff2-fig1", "--docs"])
+    assert answer.exit_code == 2 and "no name" in answer.output
+
+
+def test_results_of_another_description_are_not_shown(done, tmp_path):
+    _, results, _ = done
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "results.json").write_text(json.dumps(compact(results)))
+    other = small().model_copy(update={"name": "other"})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "results.json").write_text(json.dumps(compact(results)))
+    changed_lines = [line.model_dump() | {"search": {}} for line in small().lines]
+    stale = small(lines=changed_lines)
+    assert write_docs([stale, other], tmp_path, tmp_path / "docs") == ["small"]
+    assert "Not run yet, or not as they are described now: small" in (tmp_path / "docs" / "reproduction.md").read_text()
+
+
+def test_the_settings_chosen_are_shown_and_marked_at_an_end_of_their_grid(done):
+    experiment, results, _ = done
+    assert "- DP-GD (2 tried): step_size 1\\*" in as_markdown(experiment, results)
+
+
 def test_the_table_says_what_was_published_and_what_we_found(done):
     experiment, results, out = done
     rows = rows_of(experiment, results)
@@ -134,7 +165,7 @@ def test_the_table_says_what_was_published_and_what_we_found(done):
     text = (out / "table.md").read_text(encoding="utf-8")
     assert "Privacy is free." in text and "| DP-GD | test error | 0.9 |" in text
     judgement = next(j for j in judgements(experiment, results) if j.column == "exact")
-    assert judgement.places == 2
+    assert len(judgement.gains) == 2
 
 
 def test_runs_that_two_figures_share_are_timed_once(done):
@@ -191,10 +222,51 @@ def test_verdicts():
 
 def test_a_claim_holds_only_where_the_difference_is_more_than_chance():
     claim = small().claims[0]
-    assert Judgement(claim, "exact", 2, 2, 2, (0.01, 0.02)).verdict == "holds"
-    assert Judgement(claim, "exact", 2, 2, 1, (0.01, 0.5)).verdict == "holds in the mean, not significantly"
-    assert Judgement(claim, "exact", 1, 2, 1, (0.01, 0.99)).verdict == "holds in 1 of 2"
-    assert Judgement(claim, "exact", 0, 2, 0, (0.9, 0.99)).verdict == "does not hold"
+    assert Judgement(claim, "exact", (0.1, 0.2), (0.01, 0.02)).verdict == "holds"
+    assert Judgement(claim, "exact", (0.1, 0.2), (0.01, 0.5)).verdict == "holds in the mean, not significantly"
+    assert Judgement(claim, "exact", (0.1, -0.2), (0.01, 0.99)).verdict == "holds in 1 of 2"
+    assert Judgement(claim, "exact", (0.0, -0.1), (0.9, 0.99)).verdict == "does not hold"  # a tie is no gain
+    assert Judgement(claim, "exact", (0.1,), (float("nan"),)).verdict == "holds in the mean, not tested"  # one seed
+
+
+def run_with(errors, losses, bits=(0.0, 1.0)):
+    """A unit's result whose curves fall in a straight line from 1 to the last value."""
+    metric = lambda values: {"values": values, "mean": [1.0, float(np.mean(values))]}
+    level = {"level": None, "epsilon": 1.0, "bits_up": list(bits), "metrics": [metric(errors), metric(losses)]}
+    return {"line": "", "levels": [level]}
+
+
+def test_a_side_of_several_lines_is_chosen_as_a_search_would_choose():
+    """By the training loss: the form that happens to have the lower test error is not to be known."""
+    lines = [{"name": name} for name in ("A", "B", "C")]
+    claim = {"text": "A or B is better than C", "better": ["A", "B"], "than": ["C"]}
+    results = {
+        ("all", "A", "exact"): run_with([0.1, 0.12], [0.5, 0.51]),
+        ("all", "B", "exact"): run_with([0.3, 0.31], [0.4, 0.41]),
+        ("all", "C", "exact"): run_with([0.2, 0.22], [0.6, 0.62]),
+    }
+    verdict = lambda **more: (
+        judgements(small(lines=lines, claims=[claim | more], published=[], levels=None), results)[0].verdict
+    )
+    assert verdict() == "does not hold"
+    assert verdict(metric=1) == "holds"
+    assert verdict(each=True) == "does not hold"  # B is worse than C
+    assert verdict(better=["A"], each=True) == "holds"
+
+
+def test_a_claim_per_bit_compares_where_both_have_sent_the_same():
+    lines = [{"name": name} for name in ("small", "large")]
+    claim = {"text": "small messages win", "better": ["small"], "than": ["large"]}
+    results = {
+        ("all", "small", "exact"): run_with([0.49, 0.51], [0.5, 0.52], bits=(0.0, 1.0)),
+        ("all", "large", "exact"): run_with([0.19, 0.21], [0.2, 0.23], bits=(0.0, 20.0)),
+    }
+    judged_as = lambda **more: judgements(
+        small(lines=lines, claims=[claim | more], published=[], levels=None), results
+    )[0]
+    assert judged_as().verdict == "does not hold"
+    assert judged_as(per_bit=True).verdict == "holds in the mean, not tested"
+    assert judged_as(per_bit=True).gains[0] == pytest.approx(1 - 0.5 / 0.96)
 
 
 def test_mistakes_are_named():

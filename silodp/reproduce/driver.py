@@ -18,7 +18,7 @@ from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
 from silodp.reproduce.report import Results
 from silodp.reproduce.text import as_markdown, whole_page
-from silodp.reproduce.units import run_unit, write_json, write_text
+from silodp.reproduce.units import certificate_name, read_json, run_unit, write_json, write_text
 from silodp.run.progress import Progress, silent
 from silodp.run.runner import read_data
 
@@ -43,18 +43,41 @@ def reproduce(
     if calibration is not None and calibration not in COLUMNS:
         raise ConfigError(f"--calibration {calibration!r}: must be exact or paper")
     wanted = [u for u in experiment.units() if calibration is None or u.column in COLUMNS[calibration]]
+    if not wanted:
+        raise ConfigError(f"--calibration {calibration}: {experiment.name} has no such runs")
+    folder = units or out / "units"
     for unit in wanted:  # a mistake anywhere in the description is found before hours of work
         for level in range(len(unit.levels)):
             unit.config(level)
     data = DataCache()
-    results = {}
     with programs_kept(out / "programs"):
         for number, unit in enumerate(wanted, 1):
             announce(f"[{number}/{len(wanted)}] {experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}")
-            result = run_unit(unit, data.of(unit), units or out / "units", progress)
-            results[result["panel"], result["line"], result["column"]] = result
+            run_unit(unit, data.of(unit), folder, progress)
+    results = finished(experiment, folder)  # with what earlier calls have done of the other columns
     save_report(experiment, results, out)
+    save_certificates(experiment, folder, out / "certificates")
     return results
+
+
+def finished(experiment: Experiment, folder: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """The results that are there, each with the fingerprint of its description."""
+    return {
+        (unit.panel.name, unit.line.name, unit.column): read_json(file) | {"fingerprint": unit.fingerprint}
+        for unit in experiment.units()
+        if (file := unit.file(folder)).is_file()
+    }
+
+
+def save_certificates(experiment: Experiment, folder: Path, out: Path) -> None:
+    """Beside the report, under names without fingerprints."""
+    for unit in experiment.units():
+        for level in range(len(unit.levels)):
+            for kind in ("txt", "json"):
+                file = folder / "certificates" / f"{certificate_name(unit, level)}.{kind}"
+                if file.is_file():
+                    name = file.name.replace(f"-{unit.fingerprint}", "")
+                    write_text(out / name, file.read_text(encoding="utf-8"))
 
 
 @contextmanager
@@ -121,21 +144,32 @@ def load_results(file: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
 
 
 def write_docs(experiments: Sequence[Experiment], root: Path, docs: Path) -> list[str]:
-    """docs/reproduction.md with figures and results beside it; returns the experiments for which nothing was found.
+    """docs/reproduction.md with figures and results beside it; returns the experiments without results.
 
-    Results are taken from the run directories under `root`, or from what an earlier call left in the docs.
+    Results are taken from the run directories under `root`, or from what an earlier call left in the docs; results of
+    another description than today's do not count.
     """
     folder, sections, missing = docs / "reproduction", [], []
     for experiment in experiments:
-        found = [
-            f for f in (root / experiment.name / "results.json", folder / f"{experiment.name}.json") if f.is_file()
-        ]
-        if not found:
+        files = (root / experiment.name / "results.json", folder / f"{experiment.name}.json")
+        found = [load_results(file) for file in files if file.is_file()]
+        current = [results for results in found if fingerprints_of(results) == fingerprints(experiment)]
+        if current:
+            sections.append((experiment, current[0]))
+        else:
             missing.append(experiment.name)
-            continue
-        results = load_results(found[0])
+    if not sections:
+        raise ConfigError(f"--docs: no results in {root}; run silodp reproduce NAME first")
+    for experiment, results in sections:
         write_json(folder / f"{experiment.name}.json", compact(results))
         draw(experiment, results, folder / f"{experiment.name}.png")
-        sections.append((experiment, results))
     write_text(docs / "reproduction.md", whole_page(sections, missing))
     return missing
+
+
+def fingerprints(experiment: Experiment) -> dict[tuple[str, str, str], str]:
+    return {(unit.panel.name, unit.line.name, unit.column): unit.fingerprint for unit in experiment.units()}
+
+
+def fingerprints_of(results: Results) -> dict[tuple[str, str, str], str]:
+    return {key: result.get("fingerprint", "") for key, result in results.items()}

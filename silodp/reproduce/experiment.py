@@ -95,12 +95,17 @@ class Published(Section):
 
 
 class Claim(Section):
-    """What the paper says of its figure: one line is better than others."""
+    """What the paper says of its figure: lines that are better than others."""
 
     text: str
     better: list[str]
     than: list[str]
     metric: int = Field(default=0, ge=0)
+    each: bool = Field(
+        default=False,
+        description="each line is better than each of the others; else one of either side, chosen as searches choose",
+    )
+    per_bit: bool = Field(default=False, description="where both have sent as many bits as the better ones send in all")
 
 
 class Quick(Section):
@@ -233,6 +238,10 @@ class Unit:
         exact = self.column == "published" and "exact" in self.line.columns
         return Unit(self.experiment, self.panel, self.line, "exact") if exact else self
 
+    def file(self, folder: Path) -> Path:
+        """Where its result is kept."""
+        return folder / f"{self.slug}-{self.fingerprint}.json"
+
     def tree(self, level: int) -> dict[str, Any]:
         """The whole config at a level; later changes win: panel, line, line in this panel, level, column."""
         line, experiment = self.line, self.experiment
@@ -250,7 +259,7 @@ class Unit:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that this unit's result depends on."""
+        """Changes with anything in the description that this unit's result depends on (not with the program)."""
         experiment = self.experiment
         about: dict[str, Any] = {
             "trees": [self.tree(level) for level in range(len(self.levels))],

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from silodp.plots import finish, save
 from silodp.reproduce.experiment import Experiment, Line
-from silodp.reproduce.report import Results
+from silodp.reproduce.report import Results, deviation, numbers
 
 STROKES = {"exact": "-", "published": "--", "best": ":"}
 X_LABELS = {"rounds": "round", "bits": "megabytes sent by the silos"}
@@ -25,12 +25,18 @@ def draw(experiment: Experiment, results: Results, path: Path) -> None:
     for r, panel in enumerate(experiment.panels):
         for c, (metric, axis) in enumerate(columns):
             axes = figure.add_subplot(rows, len(columns), r * len(columns) + c + 1)
-            axes.set_title(panel.name, fontsize="medium")
+            axes.set_title(panel.name + last_level(experiment, axis), fontsize="medium")
             draw_lines(axes, experiment, results, panel.name, metric, axis)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside right center", fontsize="small")
     save(figure, path)
+
+
+def last_level(experiment: Experiment, axis: str) -> str:
+    """A run's rounds are drawn at one level only."""
+    levels = experiment.levels
+    return "" if levels is None or axis == "levels" else f", {levels.label} {levels.values[-1]:g}"
 
 
 def draw_lines(axes: Axes, experiment: Experiment, results: Results, panel: str, metric: int, axis: str) -> None:
@@ -58,15 +64,14 @@ def draw_line(
     if axis == "levels":
         found = {each["level"]: each["metrics"][metric]["values"] for each in result["levels"]}
         whole = [found.get(level, found.get(None)) for level in levels]
-        values = [np.array([np.nan if v is None else v for v in each]) for each in whole if each is not None]
+        values = [numbers(each) for each in whole if each is not None]
         x = np.array([level for level, each in zip(levels, whole, strict=True) if each is not None], float)
-        y, spread = np.array([v.mean() for v in values]), np.array([v.std() for v in values])
+        y, spread = np.array([v.mean() for v in values]), np.array([deviation(v) for v in values])
         axes.plot(x, y, marker="o", markersize=3, **stroke)
     else:
         last = result["levels"][-1]
         x = np.array(last["rounds"] if axis == "rounds" else [b / 8e6 for b in last["bits_up"]], float)
-        as_numbers = lambda key: np.array([np.nan if v is None else v for v in last["metrics"][metric][key]])
-        y, spread = as_numbers("mean"), as_numbers("deviation")
+        y, spread = (numbers(last["metrics"][metric][key]) for key in ("mean", "deviation"))
         axes.plot(x, y, **stroke)
     axes.fill_between(x, y - spread, y + spread, alpha=0.15, color=stroke["color"], linewidth=0)
 

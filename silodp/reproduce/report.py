@@ -1,4 +1,4 @@
-"""From the units' results to what a reader wants: published | ours | difference | verdict, and the paper's claims."""
+"""From the units' results to what a reader wants: published | ours | difference | verdict."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from silodp.reproduce.experiment import Claim, Column, Experiment, Metric
+from silodp.reproduce.experiment import Column, Experiment, Metric
 
 Results = Mapping[tuple[str, str, str], dict[str, Any]]  # (panel, line, column) -> the unit's result
+
+
+def deviation(values: np.ndarray) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Cell:
 
     @property
     def deviation(self) -> float:
-        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else 0.0
+        return deviation(np.array(self.values))
 
     def __str__(self) -> str:
         spread = f" ± {self.deviation:.2g}" if len(self.values) > 1 else ""
@@ -99,8 +102,8 @@ def panel_rows(
         cells: dict[Column, Cell] = {}
         for column in line.columns:
             cell = cell_of(results.get((panel, line.name, column)), level, number)
-            if cell is not None and column != "best":
-                cells[column] = cell
+            if cell is not None:  # silodp's own lines have exact noise, as everything that is not said to be a paper's
+                cells["exact" if column == "best" else column] = cell
         value = published_value(experiment, panel, line.name, level, number)
         if cells or value is not None:
             yield Row(panel, level, line.name, metric, value, cells, best)
@@ -111,16 +114,22 @@ def published_value(experiment: Experiment, panel: str, line: str, level: float 
     return next((p.value for p in experiment.published if (p.panel, p.line, p.level, p.metric) == wanted), None)
 
 
+def level_of(result: dict[str, Any] | None, level: float | None) -> dict[str, Any] | None:
+    """A unit's result at a level; a reference line has one level, which stands for all."""
+    levels = [] if result is None else result["levels"]
+    return levels[0] if len(levels) == 1 else next((each for each in levels if each["level"] == level), None)
+
+
 def cell_of(result: dict[str, Any] | None, level: float | None, metric: int) -> Cell | None:
-    """A reference line has one level, which stands for all."""
-    if result is None:
+    found = level_of(result, level)
+    if result is None or found is None:
         return None
-    levels = result["levels"]
-    found = levels[0] if len(levels) == 1 else next((each for each in levels if each["level"] == level), None)
-    if found is None:
-        return None
-    values = tuple(float("nan") if v is None else float(v) for v in found["metrics"][metric]["values"])
-    return Cell(result["line"], values, found["epsilon"])
+    return Cell(result["line"], tuple(numbers(found["metrics"][metric]["values"]).tolist()), found["epsilon"])
+
+
+def numbers(values: Sequence[float | None]) -> np.ndarray:
+    """JSON's null is a diverged run's NaN."""
+    return np.array([np.nan if value is None else value for value in values], float)
 
 
 def best_cell(experiment: Experiment, results: Results, panel: str, level: float | None, metric: int) -> Cell | None:
@@ -134,66 +143,6 @@ def best_cell(experiment: Experiment, results: Results, panel: str, level: float
     private = [cell for cell in cells if cell is not None and cell.epsilon is not None and np.isfinite(cell.mean)]
     sign = -1.0 if experiment.metrics[metric].larger_is_better else 1.0
     return min(private, key=lambda cell: sign * cell.mean, default=None)
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """How a claim fares in one column: wins among the places where both sides were run, and a one-sided test."""
-
-    claim: Claim
-    column: Column
-    wins: int
-    places: int
-    significant: int  # places where the paired one-sided t-test gives p < 0.05
-    p_values: tuple[float, ...]
-
-    @property
-    def verdict(self) -> str:
-        if self.places == 0:
-            return "not run"
-        tested = [p for p in self.p_values if not np.isnan(p)]
-        if self.wins == self.places:
-            return "holds" if self.significant == len(tested) else "holds in the mean, not significantly"
-        return "does not hold" if self.wins == 0 else f"holds in {self.wins} of {self.places}"
-
-
-def judgements(experiment: Experiment, results: Results) -> list[Judgement]:
-    columns: tuple[Column, ...] = ("published", "exact")
-    found = [judge(experiment, results, claim, column) for claim in experiment.claims for column in columns]
-    return [judgement for judgement in found if judgement.places]
-
-
-def judge(experiment: Experiment, results: Results, claim: Claim, column: Column) -> Judgement:
-    metric = experiment.metrics[claim.metric]
-    sign = -1.0 if metric.larger_is_better else 1.0
-    wins, p_values = 0, []
-    for panel in experiment.panels:
-        for level in experiment.level_values:
-            where = (panel.name, column, level, claim.metric, sign)
-            first, second = (side(results, lines, *where) for lines in (claim.better, claim.than))
-            if first is None or second is None:
-                continue
-            ours, theirs = sign * np.array(first.values), sign * np.array(second.values)
-            wins += bool(ours.mean() <= theirs.mean())
-            p_values.append(p_value(ours, theirs))
-    significant = sum(p < 0.05 for p in p_values)
-    return Judgement(claim, column, wins, len(p_values), significant, tuple(p_values))
-
-
-def side(
-    results: Results, lines: Sequence[str], panel: str, column: str, level: float | None, metric: int, sign: float
-) -> Cell | None:
-    """The best of the lines on one side of a claim."""
-    cells = [cell_of(results.get((panel, line, column)), level, metric) for line in lines]
-    finite = [cell for cell in cells if cell is not None and np.isfinite(cell.mean)]
-    return min(finite, key=lambda cell: sign * cell.mean, default=None)
-
-
-def p_value(first: np.ndarray, second: np.ndarray) -> float:
-    """That the first is smaller: one-sided paired t-test, a sample per seed, as in DIFF2; NaN for one seed."""
-    if len(first) != len(second) or len(first) < 2 or np.all(first == second):
-        return float("nan")
-    return float(stats.ttest_rel(first, second, alternative="less").pvalue)  # type: ignore[attr-defined]
 
 
 def false_claims(results: Results) -> list[tuple[str, str, float, float]]:

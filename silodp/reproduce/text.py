@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from silodp.reproduce.claims import Judgement, judgements
 from silodp.reproduce.experiment import Column, Experiment
-from silodp.reproduce.report import (
-    Cell,
-    Judgement,
-    Results,
-    Row,
-    epsilon_claims,
-    false_claims,
-    judgements,
-    rows_of,
-)
+from silodp.reproduce.report import Cell, Results, Row, epsilon_claims, false_claims, rows_of
 
 HEAD = """# Reproduction of the five papers
 
@@ -26,7 +19,8 @@ results (every curve and every seed's value) lie in [reproduction](reproduction)
 - **published**: printed in the paper, or read off its figure (about ± 0.01).
 - **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration, in
   the setting found with exact noise. The epsilon in brackets is what that noise really gives, whatever is claimed.
-- **exact**: the same run with exactly the noise that the epsilon in question needs.
+- **exact**: the same run with exactly the noise that the epsilon in question needs. Lines that stand only here are
+  silodp's own.
 - **best of silodp**: the best line with exact noise at the same epsilon, trust model and data, the paper's own lines
   included. It is chosen among them by the number shown.
 - **verdict**: our run with the paper's noise (with exact noise where there is no other) against the published value;
@@ -47,6 +41,7 @@ def as_markdown(experiment: Experiment, results: Results) -> str:
     parts += ["\n".join(verdicts)] if verdicts else []
     parts += epsilon_lines(results)
     parts += missed(rows)
+    parts.append(chosen_settings(experiment, results))
     parts.append(effort(experiment, results))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -109,24 +104,22 @@ def with_epsilon(cell: Cell | None) -> str:
 
 def claim_line(judgement: Judgement) -> str:
     name = {"published": "with the paper's noise", "exact": "with exact noise"}[judgement.column]
-    tested = [p for p in judgement.p_values if not math.isnan(p)]
-    tests = f" (p < 0.05 in {judgement.significant} of {len(tested)}; p = {listed(tested)})" if tested else ""
-    return f"- Claim: {judgement.claim.text} **{judgement.verdict}** {name}{tests}."
+    facts = [f"on average {100 * sum(judgement.gains) / len(judgement.gains):+.2g} %"]
+    if judgement.tested:
+        facts.append(f"p < 0.05 in {judgement.significant} of {len(judgement.tested)}: {listed(judgement.tested)}")
+    return f"- Claim: {judgement.claim.text} **{judgement.verdict}** {name} ({'; '.join(facts)})."
 
 
-def listed(p_values: Sequence[float], most: int = 8) -> str:
-    shown = ", ".join(f"{p:.2g}" for p in p_values[:most])
-    return shown + (", ..." if len(p_values) > most else "")
+def listed(p_values: Sequence[float]) -> str:
+    return ", ".join(f"{p:.2g}" for p in p_values)
 
 
 def epsilon_lines(results: Results) -> list[str]:
     wrong = false_claims(results)
     if not wrong:
         return []
-    worst = "; ".join(
-        f"{panel}, {line}: claims {claimed:g}, is {true:.3g}" for panel, line, claimed, true in wrong[:12]
-    )
-    return [f"The paper's noise does not give its epsilon in {len(wrong)} places: {worst}."]
+    places = "; ".join(f"{panel}, {line}: claims {claimed:g}, is {true:.3g}" for panel, line, claimed, true in wrong)
+    return [f"The paper's noise does not give its epsilon in {len(wrong)} places: {places}."]
 
 
 def missed(rows: Iterable[Row]) -> list[str]:
@@ -154,16 +147,41 @@ def overstated(row: Row) -> str:
 
 def effort(experiment: Experiment, results: Results) -> str:
     minutes = sum(result.get("seconds", 0.0) for result in results.values()) / 60
-    tuned = [f"{r['line']} ({r['tuning'].split(';')[0]})" for r in results.values() if r.get("tuning")]
-    searched = f" Settings were searched, not privately: {', '.join(dict.fromkeys(tuned))}." if tuned else ""
     seeds = "seed" if len(experiment.seeds) == 1 else "seeds"
-    return f"{len(experiment.seeds)} {seeds}; {minutes:.1f} minutes.{searched}"
+    return f"{len(experiment.seeds)} {seeds}; {minutes:.1f} minutes."
+
+
+def chosen_settings(experiment: Experiment, results: Results) -> str:
+    """What the searches chose, a bullet for each line; levels are separated by strokes."""
+    bullets = []
+    for panel in experiment.panels:
+        for line in experiment.lines_of(panel.name):
+            result = next(
+                (results[key] for c in ("exact", "best") if (key := (panel.name, line.name, c)) in results), None
+            )
+            if result is None or not line.search:
+                continue
+            where = f"{panel.name}, " if len(experiment.panels) > 1 else ""
+            tried = (result.get("tuning") or "").split(" ")[0]
+            values = [across_levels(result, key, grid) for key, grid in line.search.items()]
+            bullets.append(f"- {where}{line.name} ({tried} tried): {', '.join(values)}")
+    if not bullets:
+        return ""
+    head = "Settings chosen, not privately (\\* lies at an end of its grid, so a wider one might do better):"
+    return "\n".join([head, "", *bullets])
+
+
+def across_levels(result: dict[str, Any], key: str, grid: Sequence[Any]) -> str:
+    ends = (grid[0], grid[-1]) if len(grid) > 1 else ()
+    chosen = [level["setting"][key] for level in result["levels"]]
+    words = [f"{value:g}" + ("\\*" if value in ends else "") for value in chosen]
+    return f"{key.rpartition('.')[2]} {words[0] if len(set(words)) == 1 else ' / '.join(words)}"
 
 
 def whole_page(sections: Sequence[tuple[Experiment, Results]], missing: Sequence[str]) -> str:
     parts = [HEAD, overview(sections)]
     if missing:
-        parts.append(f"Not run yet: {', '.join(missing)}.")
+        parts.append(f"Not run yet, or not as they are described now: {', '.join(missing)}.")
     for experiment, results in sections:
         parts.append(as_markdown(experiment, results))
         parts.append(f"![{experiment.name}](reproduction/{experiment.name}.png)\n")

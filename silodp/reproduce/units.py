@@ -1,7 +1,7 @@
 """Runs one unit of an experiment: search the settings, then run the best ones with every seed, and keep the result.
 
-A unit's result is a small JSON file; its name carries a fingerprint of all it depends on, so
-that nothing is run twice and nothing stale is used.
+A unit's result is a small JSON file; its name carries a fingerprint of all that describes it, so that nothing is run
+twice and no result of another description is used. A new version of silodp does not discard results: delete them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Point:
 
 def run_unit(unit: Unit, data: FederatedData, folder: Path, progress: Progress) -> dict[str, Any]:
     """The unit's result, from its file when it is there already."""
-    file = folder / f"{unit.slug}-{unit.fingerprint}.json"
+    file = unit.file(folder)
     if file.is_file():
         return read_json(file)
     points, searched = settings_of(unit, data, folder, progress)
@@ -77,7 +77,7 @@ def search(unit: Unit, data: FederatedData, folder: Path, progress: Progress) ->
     points = [Point(level, tuple(values.items())) for level in range(len(unit.levels)) for values in grid(unit)]
     if len(points) == len(unit.levels):
         return points, 0.0
-    file = folder / f"{unit.slug}-{unit.fingerprint}.search.json"
+    file = unit.file(folder).with_suffix(".search.json")
     if file.is_file():
         known = read_json(file)
         return [Point(p["level"], tuple(p["values"].items())) for p in known["kept"]], known["seconds"]

@@ -1,0 +1,110 @@
+"""What a paper says of its figure, judged on our runs: in how many places it holds, and whether by more than chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from silodp.reproduce.experiment import Claim, Column, Experiment
+from silodp.reproduce.report import Results, level_of, numbers
+
+Run = dict[str, Any]  # one level of a unit's result
+LEVEL = 0.05  # of the tests
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How a claim fares in one column, over the places (panels and levels) where both sides were run."""
+
+    claim: Claim
+    column: Column
+    gains: tuple[float, ...]  # of each place: by what part the one side is better than the other, negative if worse
+    p_values: tuple[float, ...]  # of each place: paired one-sided t-test; NaN where there is nothing to test
+
+    @property
+    def wins(self) -> int:
+        return sum(gain > 0 for gain in self.gains)
+
+    @property
+    def tested(self) -> tuple[float, ...]:
+        return tuple(p for p in self.p_values if not np.isnan(p))
+
+    @property
+    def significant(self) -> int:
+        return sum(p < LEVEL for p in self.tested)
+
+    @property
+    def verdict(self) -> str:
+        if self.wins == len(self.gains):
+            if not self.tested:
+                return "holds in the mean, not tested"
+            return "holds" if self.significant == len(self.gains) else "holds in the mean, not significantly"
+        return "does not hold" if self.wins == 0 else f"holds in {self.wins} of {len(self.gains)}"
+
+
+def judgements(experiment: Experiment, results: Results) -> list[Judgement]:
+    columns: tuple[Column, ...] = ("published", "exact")
+    found = [judge(experiment, results, claim, column) for claim in experiment.claims for column in columns]
+    return [judgement for judgement in found if judgement.gains]
+
+
+def judge(experiment: Experiment, results: Results, claim: Claim, column: Column) -> Judgement:
+    gains, p_values = [], []
+    for panel in experiment.panels:
+        for level in experiment.level_values:
+            place = (results, panel.name, level, column, claim.metric)
+            better, than = runs_of(claim.better, *place), runs_of(claim.than, *place)
+            if better and than:
+                ours, theirs = compared(experiment, claim, better, than)
+                gains.append(float((theirs.mean() - ours.mean()) / abs(theirs.mean())))
+                p_values.append(p_value(ours, theirs))
+    return Judgement(claim, column, tuple(gains), tuple(p_values))
+
+
+def runs_of(
+    lines: Sequence[str], results: Results, panel: str, level: float | None, column: str, metric: int
+) -> list[Run]:
+    """What the lines did in one place, those that diverged left out."""
+    found = [level_of(results.get((panel, line, column)), level) for line in lines]
+    return [run for run in found if run is not None and np.isfinite(values(run, metric)).all()]
+
+
+def compared(experiment: Experiment, claim: Claim, better: list[Run], than: list[Run]) -> tuple[np.ndarray, np.ndarray]:
+    """A number of every seed for either side, smaller is better."""
+    sign = sign_of(experiment, claim.metric)
+    if claim.each:
+        by_result = lambda run: sign * values(run, claim.metric).mean()
+        ours, theirs = max(better, key=by_result), min(than, key=by_result)
+    else:  # several forms of one algorithm: the one that the search would take, not the one that happens to test best
+        searched = [i for i, metric in enumerate(experiment.metrics) if metric.column == experiment.search.column]
+        by = searched[0] if searched else claim.metric
+        by_search = lambda run: sign_of(experiment, by) * values(run, by).mean()
+        ours, theirs = min(better, key=by_search), min(than, key=by_search)
+    if claim.per_bit:
+        bits = ours["bits_up"][-1]
+        return sign * at_bits(ours, claim.metric, bits), sign * at_bits(theirs, claim.metric, bits)
+    return sign * values(ours, claim.metric), sign * values(theirs, claim.metric)
+
+
+def sign_of(experiment: Experiment, metric: int) -> float:
+    return -1.0 if experiment.metrics[metric].larger_is_better else 1.0
+
+
+def values(run: Run, metric: int) -> np.ndarray:
+    return numbers(run["metrics"][metric]["values"])
+
+
+def at_bits(run: Run, metric: int, bits: float) -> np.ndarray:
+    """The mean curve where so many bits have been sent."""
+    return np.interp([bits], run["bits_up"], numbers(run["metrics"][metric]["mean"]))
+
+
+def p_value(first: np.ndarray, second: np.ndarray) -> float:
+    """That the first is smaller: one-sided paired t-test, a sample per seed, as in DIFF2; NaN for one seed."""
+    if len(first) != len(second) or len(first) < 2 or np.all(first == second):
+        return float("nan")
+    return float(stats.ttest_rel(first, second, alternative="less").pvalue)  # type: ignore[attr-defined]
