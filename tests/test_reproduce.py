@@ -127,6 +127,13 @@ def test_nothing_is_run_twice_unless_its_description_changed(done, monkeypatch):
         reproduce(small(seeds=[0, 2]), out)
 
 
+def test_a_panel_may_take_fewer_settings_to_the_final_runs():
+    rungs = {"rungs": [{"rounds": 5, "keep": 6}, {"keep": 3}]}
+    one, three = (next(iter(small(search=rungs, panels=[{"name": "all", "finalists": n}]).units())) for n in (1, None))
+    assert [r.keep for r in one.rungs] == [6, 1] and [r.keep for r in three.rungs] == [6, 3]
+    assert one.fingerprint != three.fingerprint
+
+
 def test_one_column_alone_keeps_what_is_known_of_the_others(done, tmp_path):
     experiment, results, out = done
     assert reproduce(experiment, out, calibration="paper") == results

@@ -46,6 +46,7 @@ class Panel(Section):
     name: str
     set: Values = Field(default={})
     published: Values = Field(default={}, description="changes for the column `published`")
+    finalists: int | None = Field(default=None, ge=1, description="settings that the last rung of a search keeps here")
 
 
 class Line(Section):
@@ -242,6 +243,13 @@ class Unit:
         """Where its result is kept."""
         return folder / f"{self.slug}-{self.fingerprint}.json"
 
+    @property
+    def rungs(self) -> list[Rung]:
+        rungs, finalists = self.experiment.search.rungs, self.panel.finalists
+        if finalists is None or not rungs:
+            return rungs
+        return [*rungs[:-1], rungs[-1].model_copy(update={"keep": finalists})]
+
     def tree(self, level: int) -> dict[str, Any]:
         """The whole config at a level; later changes win: panel, line, line in this panel, level, column."""
         line, experiment = self.line, self.experiment
@@ -268,6 +276,8 @@ class Unit:
             "seeds": experiment.seeds,
             "metrics": [metric.model_dump() for metric in experiment.metrics],
         }
+        if self.panel.finalists is not None:
+            about["finalists"] = self.panel.finalists
         if self.line.search and self.searched.column != self.column:
             about["searched"] = self.searched.fingerprint
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]

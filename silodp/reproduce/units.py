@@ -82,7 +82,7 @@ def search(unit: Unit, data: FederatedData, folder: Path, progress: Progress) ->
         known = read_json(file)
         return [Point(p["level"], tuple(p["values"].items())) for p in known["kept"]], known["seconds"]
     began = time.perf_counter()
-    for rung in unit.experiment.search.rungs:
+    for rung in unit.rungs:
         points = climb(unit, rung, points, data, progress)
     kept = [{"level": p.level, "values": dict(p.values)} for p in points]
     seconds = round(time.perf_counter() - began, 1)
