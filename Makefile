@@ -24,9 +24,10 @@ reproduce: $(READY)
 	$(MAKE) --no-print-directory -j 2 $(addprefix reproduce-,$(basename $(notdir $(wildcard silodp/papers/*.toml))))
 	$(BIN)/silodp reproduce --docs
 
-# These two show units of other figures.
+# These show units of other figures.
 reproduce-soteria-fig1: reproduce-soteria-fig3
 reproduce-soteria-fig2: reproduce-soteria-fig4
+reproduce-diff2-fig2: reproduce-diff2-fig1
 
 reproduce-%: $(READY)
 	@mkdir -p runs/reproduction
