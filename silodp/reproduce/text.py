@@ -104,7 +104,8 @@ def with_epsilon(cell: Cell | None) -> str:
 
 def claim_line(judgement: Judgement) -> str:
     name = {"published": "with the paper's noise", "exact": "with exact noise"}[judgement.column]
-    facts = [f"on average {100 * sum(judgement.gains) / len(judgement.gains):+.2g} %"]
+    gain = 100 * sum(judgement.gains) / len(judgement.gains)
+    facts = [f"on average {gain:+.{0 if abs(gain) >= 10 else 1}f} %"]
     if judgement.tested:
         facts.append(f"p < 0.05 in {judgement.significant} of {len(judgement.tested)}: {listed(judgement.tested)}")
     return f"- Claim: {judgement.claim.text} **{judgement.verdict}** {name} ({'; '.join(facts)})."
