@@ -73,5 +73,5 @@ def save(figure: Figure, path: Path) -> None:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    # Few colours make a file of a fifth of the size: the repository keeps the figures.
-    drawn.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    # Few colours make a file of a fifth of the size: the repository keeps the figures. A thin line's colour counts.
+    drawn.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)

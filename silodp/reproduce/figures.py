@@ -18,15 +18,16 @@ X_LABELS = {"rounds": "round", "bits": "megabytes sent by the silos"}
 
 
 def draw(experiment: Experiment, results: Results, path: Path) -> None:
-    """A row of axes for each panel, a column for each metric and x axis."""
-    columns = [(m, axis) for m in range(len(experiment.metrics)) for axis in experiment.axes]
-    rows = len(experiment.panels)
-    figure = Figure(figsize=(4.3 * len(columns), 3.3 * rows), layout="constrained")
-    for r, panel in enumerate(experiment.panels):
-        for c, (metric, axis) in enumerate(columns):
-            axes = figure.add_subplot(rows, len(columns), r * len(columns) + c + 1)
-            axes.set_title(panel.name + last_level(experiment, axis), fontsize="medium")
-            draw_lines(axes, experiment, results, panel.name, metric, axis)
+    """A row of axes for each panel; of a single panel, one for each metric."""
+    numbered, axes_of = range(len(experiment.metrics)), experiment.axes
+    places = [(panel.name, metric, axis) for panel in experiment.panels for metric in numbered for axis in axes_of]
+    width = len(axes_of) if len(experiment.panels) == 1 and len(axes_of) > 1 else len(numbered) * len(axes_of)
+    rows = len(places) // width
+    figure = Figure(figsize=(4.3 * width, 3.3 * rows), layout="constrained")
+    for place, (panel, metric, axis) in enumerate(places, 1):
+        axes = figure.add_subplot(rows, width, place)
+        axes.set_title(panel + last_level(experiment, axis), fontsize="medium")
+        draw_lines(axes, experiment, results, panel, metric, axis)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside right center", fontsize="small")
@@ -47,33 +48,34 @@ def draw_lines(axes: Axes, experiment: Experiment, results: Results, panel: str,
             if result is not None:
                 stroke: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": STROKES[column]}
                 stroke["label"] = f"{line.name}, {column}" if line.levels else line.name
-                draw_line(axes, result, metric, axis, experiment.level_values, stroke)
+                x, y, spread = curve(result, metric, axis, experiment.level_values)
+                axes.plot(x, y, **stroke, **({"marker": "o", "markersize": 3} if axis == "levels" else {}))
+                low = y * y / (y + spread) if shown.log else y - spread  # as far below as above, as the axis shows it
+                axes.fill_between(x, low, y + spread, alpha=0.15, color=stroke["color"], linewidth=0)
         if axis == "levels":
             draw_published(axes, experiment, panel, line, metric, f"C{number % 10}")
     if shown.log:
         axes.set_yscale("log")
     if axis in ("levels", "bits"):
         axes.set_xscale("log")
+    if axis == "levels" and experiment.levels is not None:
+        axes.set_xticks(experiment.levels.values, [f"{value:g}" for value in experiment.levels.values])
+        axes.xaxis.minorticks_off()
     label = experiment.levels.label if axis == "levels" and experiment.levels else X_LABELS.get(axis, axis)
     finish(axes, label, shown.label, legend=False)
 
 
-def draw_line(
-    axes: Axes, result: dict[str, Any], metric: int, axis: str, levels: list[float | None], stroke: dict[str, Any]
-) -> None:
+def curve(result: dict[str, Any], metric: int, axis: str, levels: list[float | None]) -> tuple[np.ndarray, ...]:
+    """x, mean and deviation over seeds."""
     if axis == "levels":
         found = {each["level"]: each["metrics"][metric]["values"] for each in result["levels"]}
-        whole = [found.get(level, found.get(None)) for level in levels]
-        values = [numbers(each) for each in whole if each is not None]
-        x = np.array([level for level, each in zip(levels, whole, strict=True) if each is not None], float)
-        y, spread = np.array([v.mean() for v in values]), np.array([deviation(v) for v in values])
-        axes.plot(x, y, marker="o", markersize=3, **stroke)
-    else:
-        last = result["levels"][-1]
-        x = np.array(last["rounds"] if axis == "rounds" else [b / 8e6 for b in last["bits_up"]], float)
-        y, spread = (numbers(last["metrics"][metric][key]) for key in ("mean", "deviation"))
-        axes.plot(x, y, **stroke)
-    axes.fill_between(x, y - spread, y + spread, alpha=0.15, color=stroke["color"], linewidth=0)
+        whole = [(level, found.get(level, found.get(None))) for level in levels]
+        known = [(level, numbers(values)) for level, values in whole if values is not None]
+        columns = ([level for level, _ in known], [v.mean() for _, v in known], [deviation(v) for _, v in known])
+        return tuple(np.array(column, float) for column in columns)
+    last = result["levels"][-1]
+    x = np.array(last["rounds"] if axis == "rounds" else [b / 8e6 for b in last["bits_up"]], float)
+    return x, numbers(last["metrics"][metric]["mean"]), numbers(last["metrics"][metric]["deviation"])
 
 
 def draw_published(axes: Axes, experiment: Experiment, panel: str, line: Line, metric: int, color: str) -> None:
