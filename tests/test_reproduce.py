@@ -12,6 +12,7 @@ from silodp.algorithms.theory import choose, with_options
 from silodp.build import checked_algorithm
 from silodp.cli import app
 from silodp.config import ConfigError
+from silodp.data.preprocess import categorical_columns, parse_steps
 from silodp.planning import plan_of
 from silodp.reproduce import load_experiment, names
 from silodp.reproduce.claims import Judgement, judgements, p_value
@@ -43,6 +44,7 @@ def test_a_description_makes_configs_that_can_be_accounted(name, quick):
         for level in {0, len(unit.levels) - 1}:
             for pick in (0, -1):
                 config = unit.config(level, {key: values[pick] for key, values in unit.line.search.items()})
+                categorical_columns(parse_steps(config.data.preprocess))
                 sizes = [60_000 // (config.data.silos or 25)] * (config.data.silos or 25)
                 config = with_options(config, choose(config, sizes, 7850))  # what mu2 leaves to its theorem
                 checked_algorithm(config, sizes, [str(i) for i in range(len(sizes))])

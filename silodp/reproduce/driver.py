@@ -14,6 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from silodp.config import ConfigError
 from silodp.data import FederatedData
+from silodp.data.preprocess import categorical_columns, parse_steps
 from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
 from silodp.reproduce.report import Results
@@ -48,7 +49,7 @@ def reproduce(
     folder = units or out / "units"
     for unit in wanted:  # a mistake anywhere in the description is found before hours of work
         for level in range(len(unit.levels)):
-            unit.config(level)
+            categorical_columns(parse_steps(unit.config(level).data.preprocess))
     data = DataCache()
     with programs_kept(out / "programs"):
         for number, unit in enumerate(wanted, 1):
