@@ -129,6 +129,12 @@ def test_nothing_is_run_twice_unless_its_description_changed(done, monkeypatch):
         reproduce(small(seeds=[0, 2]), out)
 
 
+def test_quick_leaves_out_what_it_is_told_to():
+    quick = small(quick={"lines": ["DP-GD"], "levels": [8.0], "search_points": 1}).quickly()
+    assert [line.name for line in quick.lines] == ["DP-GD"] and quick.level_values == [8.0]
+    assert quick.seeds == [0] and quick.lines[0].search == {"algorithm.step_size": [1.0]}
+
+
 def test_a_panel_may_take_fewer_settings_to_the_final_runs():
     rungs = {"rungs": [{"rounds": 5, "keep": 6}, {"keep": 3}]}
     one, three = (next(iter(small(search=rungs, panels=[{"name": "all", "finalists": n}]).units())) for n in (1, None))

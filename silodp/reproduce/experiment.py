@@ -115,6 +115,7 @@ class Quick(Section):
     set: Values = Field(default={})
     levels: list[float] | None = None
     panels: list[str] | None = None
+    lines: list[str] | None = None
     search_points: int = Field(default=3, ge=1)
     rungs: list[Rung] = Field(default=[Rung()])
 
@@ -193,6 +194,7 @@ class Experiment(Section):
                 }
             )
             for line in self.lines
+            if quick.lines is None or line.name in quick.lines
         ]
         levels = self.levels and self.levels.model_copy(update={"values": [self.levels.values[i] for i in kept]})
         return self.model_copy(
