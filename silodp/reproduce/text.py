@@ -194,7 +194,10 @@ def overview(sections: Sequence[tuple[Experiment, Results]]) -> str:
     # Figures of a paper share some of their runs: each counts once.
     each = {(e.paper, key, r.get("seconds", 0.0)) for e, results in sections for key, r in results.items()}
     minutes = sum(seconds for *_, seconds in each) / 60
-    time = f"The runs took {minutes:.0f} minutes in all if counted one after another."
+    time = (
+        f"The runs took {minutes:.0f} minutes in all if counted one after another; several ran at a time, so that each "
+        "took longer than alone."
+    )
     return "\n\n".join([values_table(sections), claims_table(sections), time])
 
 
