@@ -252,7 +252,8 @@ def reproduce(
                 raise ConfigError("--docs: writes the page of all experiments; give it no name and no option but --out")
             missing = write_docs([load_experiment(known) for known in names()], out or ROOT, Path("docs"))
             console.print(
-                f"docs/reproduction.md written; nothing found for: {', '.join(missing) or 'none'}", markup=False
+                f"docs/reproduction.md written; no results as described now for: {', '.join(missing) or 'none'}",
+                markup=False,
             )
             return
         if name is None:

@@ -19,8 +19,8 @@ results (every curve and every seed's value) lie in [reproduction](reproduction)
 - **published**: printed in the paper, or read off its figure (about ± 0.01).
 - **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration, in
   the setting found with exact noise. The epsilon in brackets is what that noise really gives, whatever is claimed.
-- **exact**: the same run with exactly the noise that the epsilon in question needs. Lines that stand only here are
-  silodp's own.
+- **exact**: the same run with exactly the noise that the epsilon in question needs. silodp's own lines stand
+  only here, as do references without privacy and what was not run with the paper's noise.
 - **best of silodp**: the best line with exact noise at the same epsilon, trust model and data, the paper's own lines
   included. It is chosen among them by the number shown.
 - **verdict**: our run with the paper's noise (with exact noise where there is no other) against the published value;
@@ -202,7 +202,7 @@ def overview(sections: Sequence[tuple[Experiment, Results]]) -> str:
 
 
 def values_table(sections: Sequence[tuple[Experiment, Results]]) -> str:
-    """One line for each experiment that the papers give numbers for, or whose noise is less than claimed."""
+    """For each experiment, how many published values were met and how often the paper's noise is too small."""
     heads = ["experiment", "published values", "matched or bettered by our run of the line"]
     heads += ["reached by the best of silodp at the claimed epsilon", "runs whose noise is less than claimed"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
