@@ -269,6 +269,24 @@ def test_a_side_of_several_lines_is_chosen_as_a_search_would_choose():
     assert verdict(better=["A"], each=True) == "holds"
 
 
+def test_a_line_that_diverged_loses():
+    lines = [{"name": name} for name in ("A", "B", "C")]
+    claim = {"text": "A and B are better than C", "better": ["A", "B"], "than": ["C"], "each": True}
+    fine, lost = run_with([0.1, 0.13], [0.5, 0.51]), run_with([0.1, 0.13], [0.5, 0.51])
+    lost["levels"][0]["metrics"][0]["values"] = [0.1, None]
+    place = lambda name: ("all", name, "exact")
+    verdict = lambda **runs: (
+        judgements(
+            small(lines=lines, claims=[claim], published=[], levels=None),
+            {place(name): run for name, run in runs.items()},
+        )[0].verdict
+    )
+    worse = run_with([0.2, 0.24], [0.6, 0.62])
+    assert verdict(A=fine, B=fine, C=worse) == "holds"
+    assert verdict(A=fine, B=lost, C=worse) == "does not hold"
+    assert verdict(A=fine, B=fine, C=lost) == "holds in the mean, not tested"
+
+
 def test_a_claim_per_bit_compares_where_both_have_sent_the_same():
     lines = [{"name": name} for name in ("small", "large")]
     claim = {"text": "small messages win", "better": ["small"], "than": ["large"]}

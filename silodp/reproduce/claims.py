@@ -56,46 +56,53 @@ def judge(experiment: Experiment, results: Results, claim: Claim, column: Column
     gains, p_values = [], []
     for panel in experiment.panels:
         for level in experiment.level_values:
-            place = (results, panel.name, level, column, claim.metric)
+            place = (results, panel.name, level, column)
             better, than = runs_of(claim.better, *place), runs_of(claim.than, *place)
             if better and than:
                 ours, theirs = compared(experiment, claim, better, than)
-                gains.append(float((theirs.mean() - ours.mean()) / abs(theirs.mean())))
+                gains.append(gain(float(ours.mean()), float(theirs.mean())))
                 p_values.append(p_value(ours, theirs))
     return Judgement(claim, column, tuple(gains), tuple(p_values))
 
 
-def runs_of(
-    lines: Sequence[str], results: Results, panel: str, level: float | None, column: str, metric: int
-) -> list[Run]:
-    """What the lines did in one place, those that diverged left out."""
+def gain(ours: float, theirs: float) -> float:
+    """By what part ours is smaller; a side that diverged is infinitely large."""
+    if np.isinf(ours):
+        return -np.inf
+    return 1.0 if np.isinf(theirs) else (theirs - ours) / abs(theirs)
+
+
+def runs_of(lines: Sequence[str], results: Results, panel: str, level: float | None, column: str) -> list[Run]:
+    """What the lines did in one place."""
     found = [level_of(results.get((panel, line, column)), level) for line in lines]
-    return [run for run in found if run is not None and np.isfinite(values(run, metric)).all()]
+    return [run for run in found if run is not None]
 
 
 def compared(experiment: Experiment, claim: Claim, better: list[Run], than: list[Run]) -> tuple[np.ndarray, np.ndarray]:
     """A number of every seed for either side, smaller is better."""
     sign = sign_of(experiment, claim.metric)
     if claim.each:
-        by_result = lambda run: sign * values(run, claim.metric).mean()
+        by_result = lambda run: values(run, claim.metric, sign).mean()
         ours, theirs = max(better, key=by_result), min(than, key=by_result)
     else:  # several forms of one algorithm: the one that the search would take, not the one that happens to test best
         searched = [i for i, metric in enumerate(experiment.metrics) if metric.column == experiment.search.column]
         by = searched[0] if searched else claim.metric
-        by_search = lambda run: sign_of(experiment, by) * values(run, by).mean()
+        by_search = lambda run: values(run, by, sign_of(experiment, by)).mean()
         ours, theirs = min(better, key=by_search), min(than, key=by_search)
     if claim.per_bit:
         bits = ours["bits_up"][-1]
         return sign * at_bits(ours, claim.metric, bits), sign * at_bits(theirs, claim.metric, bits)
-    return sign * values(ours, claim.metric), sign * values(theirs, claim.metric)
+    return values(ours, claim.metric, sign), values(theirs, claim.metric, sign)
 
 
 def sign_of(experiment: Experiment, metric: int) -> float:
     return -1.0 if experiment.metrics[metric].larger_is_better else 1.0
 
 
-def values(run: Run, metric: int) -> np.ndarray:
-    return numbers(run["metrics"][metric]["values"])
+def values(run: Run, metric: int, sign: float) -> np.ndarray:
+    """Every seed's number, smaller is better: infinite where it diverged."""
+    signed = sign * numbers(run["metrics"][metric]["values"])
+    return np.where(np.isfinite(signed), signed, np.inf)
 
 
 def at_bits(run: Run, metric: int, bits: float) -> np.ndarray:
@@ -104,7 +111,7 @@ def at_bits(run: Run, metric: int, bits: float) -> np.ndarray:
 
 
 def p_value(first: np.ndarray, second: np.ndarray) -> float:
-    """That the first is smaller: one-sided paired t-test, a sample per seed, as in DIFF2; NaN for one seed."""
-    if len(first) != len(second) or len(first) < 2 or np.all(first == second):
+    """That the first is smaller: one-sided paired t-test, a sample per seed, as in DIFF2; NaN if it cannot say."""
+    if len(first) != len(second) or len(first) < 2 or np.all(first == second) or np.isinf([*first, *second]).any():
         return float("nan")
     return float(stats.ttest_rel(first, second, alternative="less").pvalue)  # type: ignore[attr-defined]
