@@ -143,7 +143,7 @@ def missed(rows: Iterable[Row]) -> list[str]:
 
 def overstated(row: Row) -> str:
     cell = row.cells.get("published")
-    return "" if cell is None or cell.epsilon is None else f" (the paper's run is really at epsilon {cell.epsilon:.3g})"
+    return "" if cell is None or cell.epsilon is None else f" (the paper's noise gives epsilon {cell.epsilon:.3g})"
 
 
 def effort(experiment: Experiment, results: Results) -> str:
