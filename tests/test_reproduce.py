@@ -135,9 +135,13 @@ def test_quick_leaves_out_what_it_is_told_to():
     assert quick.seeds == [0] and quick.lines[0].search == {"algorithm.step_size": [1.0]}
 
 
-def test_a_panel_may_take_fewer_settings_to_the_final_runs():
+def test_a_line_may_take_fewer_settings_to_the_final_runs():
     rungs = {"rungs": [{"rounds": 5, "keep": 6}, {"keep": 3}]}
-    one, three = (next(iter(small(search=rungs, panels=[{"name": "all", "finalists": n}]).units())) for n in (1, None))
+    line = small().lines[0].model_dump()
+    one, three = (
+        next(iter(small(search=rungs, lines=[line | {"finalists": n}], claims=[], published=[]).units()))
+        for n in (1, None)
+    )
     assert [r.keep for r in one.rungs] == [6, 1] and [r.keep for r in three.rungs] == [6, 3]
     assert one.fingerprint != three.fingerprint
 

@@ -46,7 +46,6 @@ class Panel(Section):
     name: str
     set: Values = Field(default={})
     published: Values = Field(default={}, description="changes for the column `published`")
-    finalists: int | None = Field(default=None, ge=1, description="settings that the last rung of a search keeps here")
 
 
 class Line(Section):
@@ -62,6 +61,7 @@ class Line(Section):
     search: dict[str, list[Any]] = Field(default={}, description="grid from which settings are chosen, not privately")
     full: dict[str, list[Any]] = Field(default={}, description="the larger parts of the grid that --full searches")
     panels: list[str] | None = Field(default=None, description="only in these panels")
+    finalists: int | None = Field(default=None, ge=1, description="settings that the last rung of a search keeps")
     levels: bool = Field(default=True, description="false: one run serves all levels (a reference without privacy)")
 
 
@@ -247,7 +247,7 @@ class Unit:
 
     @property
     def rungs(self) -> list[Rung]:
-        rungs, finalists = self.experiment.search.rungs, self.panel.finalists
+        rungs, finalists = self.experiment.search.rungs, self.line.finalists
         if finalists is None or not rungs:
             return rungs
         return [*rungs[:-1], rungs[-1].model_copy(update={"keep": finalists})]
@@ -278,8 +278,8 @@ class Unit:
             "seeds": experiment.seeds,
             "metrics": [metric.model_dump() for metric in experiment.metrics],
         }
-        if self.panel.finalists is not None:
-            about["finalists"] = self.panel.finalists
+        if self.line.finalists is not None:
+            about["finalists"] = self.line.finalists
         if self.line.search and self.searched.column != self.column:
             about["searched"] = self.searched.fingerprint
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
