@@ -29,12 +29,11 @@ class Objective(eqx.Module):
     def clipped_sum(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
     ) -> Vector:
-        """sum_j weights_j * clip(sum_k c_k grad f(x_k; z_j), clip); `clip` None: no record is scaled."""
-        if clip is None and self.engine == "general":  # which would build every record's gradient only to add them
+        """sum_j weights_j * clip(sum_k c_k grad f(x_k; z_j), clip); `clip` None: the plain weighted sum."""
+        if clip is None:
             return self._plain_sum(points, coefficients, records, weights)
         trees = [self.unravel(x) for x in points]
-        bound = jnp.inf if clip is None else clip
-        summed = clipped_sum(self.model.loss, trees, coefficients, records, weights, bound, engine=self.engine)
+        summed = clipped_sum(self.model.loss, trees, coefficients, records, weights, clip, engine=self.engine)
         return ravel_pytree(summed)[0]
 
     def per_record(

@@ -230,15 +230,3 @@ def test_measurements_cut_into_pieces_count_every_record_once(monkeypatch, chunk
     value, gradient = measure.value_and_gradient(objective, silos, x)
     np.testing.assert_allclose(value, direct(x), rtol=1e-5)
     np.testing.assert_allclose(gradient, jax.grad(direct)(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("engine", ["structured", "general"])
-def test_without_a_clip_the_sum_is_the_plain_gradient(engine):
-    model = build_model("mlp", inputs=4, hidden=(3,), activation="softplus", task="regression")
-    objective = build_objective(model, (jnp.zeros(4), jnp.zeros(())), engine)
-    records = (100 * jax.random.normal(jax.random.key(0), (20, 4)), jnp.arange(20.0))
-    weights = jnp.where(jnp.arange(20) < 17, 0.5, 0.0)
-    x, y = jnp.linspace(-1, 1, objective.parameters), jnp.zeros(objective.parameters)
-    total = jax.grad(lambda x: jnp.sum(weights * objective.losses(x, records)))
-    summed = objective.clipped_sum([x, y], [1.0, -0.5], records, weights, None)
-    np.testing.assert_allclose(summed, total(x) - 0.5 * total(y), rtol=1e-4, atol=1e-2)

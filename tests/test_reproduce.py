@@ -19,7 +19,7 @@ from silodp.reproduce.claims import Judgement, judgements, p_value
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
 from silodp.reproduce.experiment import Experiment, changed, thinned
 from silodp.reproduce.report import Cell, Row, judged, rows_of
-from silodp.reproduce.text import as_markdown, overview
+from silodp.reproduce.text import across_levels, as_markdown, overview
 
 WANTED = [
     *("mu2-table1", "mu2-table2", "psgm-fig1", "diff2-fig1", "diff2-fig2", "diff2-fig3"),
@@ -129,13 +129,19 @@ def test_nothing_is_run_twice_unless_its_description_changed(done, monkeypatch):
         reproduce(small(seeds=[0, 2]), out)
 
 
+def test_two_lines_of_one_name_in_a_panel_are_refused():
+    line = small().lines[0].model_dump()
+    with pytest.raises(ValueError, match="two of its lines have one name"):
+        small(lines=[line, line], claims=[], published=[])
+
+
 def test_quick_leaves_out_what_it_is_told_to():
     quick = small(quick={"lines": ["DP-GD"], "levels": [8.0], "search_points": 1}).quickly()
     assert [line.name for line in quick.lines] == ["DP-GD"] and quick.level_values == [8.0]
     assert quick.seeds == [0] and quick.lines[0].search == {"algorithm.step_size": [1.0]}
 
 
-def test_a_line_may_take_fewer_settings_to_the_final_runs():
+def test_a_line_may_say_how_many_settings_go_to_the_final_runs():
     rungs = {"rungs": [{"rounds": 5, "keep": 6}, {"keep": 3}]}
     line = small().lines[0].model_dump()
     one, three = (
@@ -172,7 +178,10 @@ def test_results_of_another_description_are_not_shown(done, tmp_path):
 
 def test_the_settings_chosen_are_shown_and_marked_at_an_end_of_their_grid(done):
     experiment, results, _ = done
-    assert "- DP-GD (2 tried): step_size 1\\*" in as_markdown(experiment, results)
+    assert "- DP-GD (2 tried): step_size 1\n" in as_markdown(experiment, results)  # of two values both are ends
+    chosen = {"levels": [{"setting": {"algorithm.step_size": 1.0}}]}
+    assert across_levels(chosen, "algorithm.step_size", [0.3, 1.0, 3.0]) == "step_size 1"
+    assert across_levels(chosen, "algorithm.step_size", [0.1, 0.3, 1.0]) == "step_size 1\\*"
 
 
 def test_the_table_says_what_was_published_and_what_we_found(done):
@@ -245,7 +254,14 @@ def test_a_claim_holds_only_where_the_difference_is_more_than_chance():
     assert Judgement(claim, "exact", (0.1, 0.2), (0.01, 0.5)).verdict == "holds in the mean, not significantly"
     assert Judgement(claim, "exact", (0.1, -0.2), (0.01, 0.99)).verdict == "holds in 1 of 2"
     assert Judgement(claim, "exact", (0.0, -0.1), (0.9, 0.99)).verdict == "does not hold"  # a tie is no gain
-    assert Judgement(claim, "exact", (0.1,), (float("nan"),)).verdict == "holds in the mean, not tested"  # one seed
+    assert Judgement(claim, "exact", (0.1,), (float("nan"),)).verdict == "holds in the mean, not tested"
+    assert Judgement(claim, "exact", (0.1, -0.1), (float("nan"),) * 2).verdict == "holds in 1 of 2, not tested"
+
+
+def test_two_seeds_are_too_few_for_a_test():
+    first, second = np.array([0.1, 0.11, 0.12]), np.array([0.2, 0.21, 0.221])
+    assert p_value(first, second) < 0.01
+    assert np.isnan(p_value(first[:2], second[:2]))
 
 
 def run_with(errors, losses, bits=(0.0, 1.0)):
@@ -260,9 +276,9 @@ def test_a_side_of_several_lines_is_chosen_as_a_search_would_choose():
     lines = [{"name": name} for name in ("A", "B", "C")]
     claim = {"text": "A or B is better than C", "better": ["A", "B"], "than": ["C"]}
     results = {
-        ("all", "A", "exact"): run_with([0.1, 0.13], [0.5, 0.51]),
-        ("all", "B", "exact"): run_with([0.3, 0.31], [0.4, 0.41]),
-        ("all", "C", "exact"): run_with([0.2, 0.22], [0.6, 0.62]),
+        ("all", "A", "exact"): run_with([0.1, 0.11, 0.13], [0.5, 0.5, 0.51]),
+        ("all", "B", "exact"): run_with([0.3, 0.3, 0.31], [0.4, 0.4, 0.41]),
+        ("all", "C", "exact"): run_with([0.2, 0.21, 0.22], [0.6, 0.6, 0.62]),
     }
     verdict = lambda **more: (
         judgements(small(lines=lines, claims=[claim | more], published=[], levels=None), results)[0].verdict
@@ -276,8 +292,8 @@ def test_a_side_of_several_lines_is_chosen_as_a_search_would_choose():
 def test_a_line_that_diverged_loses():
     lines = [{"name": name} for name in ("A", "B", "C")]
     claim = {"text": "A and B are better than C", "better": ["A", "B"], "than": ["C"], "each": True}
-    fine, lost = run_with([0.1, 0.13], [0.5, 0.51]), run_with([0.1, 0.13], [0.5, 0.51])
-    lost["levels"][0]["metrics"][0]["values"] = [0.1, None]
+    fine, lost = run_with([0.1, 0.11, 0.13], [0.5, 0.5, 0.51]), run_with([0.1, 0.11, 0.13], [0.5, 0.5, 0.51])
+    lost["levels"][0]["metrics"][0]["values"] = [0.1, 0.11, None]
     place = lambda name: ("all", name, "exact")
     verdict = lambda **runs: (
         judgements(
@@ -285,9 +301,9 @@ def test_a_line_that_diverged_loses():
             {place(name): run for name, run in runs.items()},
         )[0].verdict
     )
-    worse = run_with([0.2, 0.24], [0.6, 0.62])
+    worse = run_with([0.2, 0.22, 0.24], [0.6, 0.6, 0.62])
     assert verdict(A=fine, B=fine, C=worse) == "holds"
-    assert verdict(A=fine, B=lost, C=worse) == "does not hold"
+    assert verdict(A=fine, B=lost, C=worse) == "does not hold, not tested"
     assert verdict(A=fine, B=fine, C=lost) == "holds in the mean, not tested"
 
 
@@ -295,8 +311,8 @@ def test_a_claim_per_bit_compares_where_both_have_sent_the_same():
     lines = [{"name": name} for name in ("small", "large")]
     claim = {"text": "small messages win", "better": ["small"], "than": ["large"]}
     results = {
-        ("all", "small", "exact"): run_with([0.48, 0.52], [0.5, 0.52], bits=(0.0, 1.0)),
-        ("all", "large", "exact"): run_with([0.19, 0.21], [0.2, 0.23], bits=(0.0, 20.0)),
+        ("all", "small", "exact"): run_with([0.48, 0.5, 0.52], [0.5, 0.5, 0.52], bits=(0.0, 1.0)),
+        ("all", "large", "exact"): run_with([0.19, 0.2, 0.21], [0.2, 0.2, 0.23], bits=(0.0, 20.0)),
     }
     judged_as = lambda **more: judgements(
         small(lines=lines, claims=[claim | more], published=[], levels=None), results

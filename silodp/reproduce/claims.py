@@ -14,6 +14,7 @@ from silodp.reproduce.report import Results, level_of, numbers
 
 Run = dict[str, Any]  # one level of a unit's result
 LEVEL = 0.05  # of the tests
+FEWEST_SEEDS = 3  # that a test is made of
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,12 @@ class Judgement:
 
     @property
     def verdict(self) -> str:
-        if self.wins == len(self.gains):
-            if not self.tested:
-                return "holds in the mean, not tested"
-            return "holds" if self.significant == len(self.gains) else "holds in the mean, not significantly"
-        return "does not hold" if self.wins == 0 else f"holds in {self.wins} of {len(self.gains)}"
+        untested = "" if self.tested else ", not tested"
+        if self.wins < len(self.gains):
+            return ("does not hold" if self.wins == 0 else f"holds in {self.wins} of {len(self.gains)}") + untested
+        if untested:
+            return "holds in the mean, not tested"
+        return "holds" if self.significant == len(self.gains) else "holds in the mean, not significantly"
 
 
 def judgements(experiment: Experiment, results: Results) -> list[Judgement]:
@@ -112,6 +114,7 @@ def at_bits(run: Run, metric: int, bits: float) -> np.ndarray:
 
 def p_value(first: np.ndarray, second: np.ndarray) -> float:
     """That the first is smaller: one-sided paired t-test, a sample per seed, as in DIFF2; NaN if it cannot say."""
-    if len(first) != len(second) or len(first) < 2 or np.all(first == second) or np.isinf([*first, *second]).any():
+    too_few = len(first) != len(second) or len(first) < FEWEST_SEEDS
+    if too_few or np.all(first == second) or np.isinf([*first, *second]).any():
         return float("nan")
     return float(stats.ttest_rel(first, second, alternative="less").pvalue)  # type: ignore[attr-defined]

@@ -150,6 +150,9 @@ class Experiment(Section):
         for line, panel in named:
             if line not in lines or (panel and panel not in panels):
                 raise ValueError(f"line {line!r}, panel {panel!r}: no such line or panel; check the spelling")
+        for panel in panels:
+            if len({line.name for line in self.lines_of(panel)}) < len(self.lines_of(panel)):
+                raise ValueError(f"panel {panel!r}: two of its lines have one name; give each `panels` of its own")
         if self.only is not None and not set(self.only) <= panels:
             raise ValueError(f"only = {self.only}: panels are {', '.join(sorted(panels))}")
         for line in self.lines:
@@ -190,6 +193,7 @@ class Experiment(Section):
                         k: [values[i] for i in kept] for k, values in line.published_by_level.items()
                     },
                     "search": {key: thinned(values, quick.search_points) for key, values in line.search.items()},
+                    "finalists": None,
                     "by_panel": {p: v for p, v in line.by_panel.items() if any(p == panel.name for panel in panels)},
                 }
             )

@@ -14,6 +14,7 @@ from silodp.reproduce.experiment import Experiment, Line
 from silodp.reproduce.report import Results, deviation, numbers
 
 STROKES = {"exact": "-", "published": "--", "best": ":"}
+COLOURS = [*(f"C{i}" for i in range(10)), "black", "gold", "navy", "lime"]
 X_LABELS = {"rounds": "round", "bits": "megabytes sent by the silos"}
 
 
@@ -43,17 +44,19 @@ def last_level(experiment: Experiment, axis: str) -> str:
 def draw_lines(axes: Axes, experiment: Experiment, results: Results, panel: str, metric: int, axis: str) -> None:
     shown = experiment.metrics[metric]
     for number, line in enumerate(experiment.lines_of(panel)):
+        colour = COLOURS[number % len(COLOURS)]
         for column in line.columns:
             result = results.get((panel, line.name, column))
             if result is not None:
-                stroke: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": STROKES[column]}
-                stroke["label"] = f"{line.name}, {column}" if line.levels else line.name
+                reference = line.set.get("privacy.epsilon") == "none"
+                stroke: dict[str, Any] = {"color": colour, "linestyle": "-." if reference else STROKES[column]}
+                stroke["label"] = line.name if reference else f"{line.name}, {column}"
                 x, y, spread = curve(result, metric, axis, experiment.level_values)
                 axes.plot(x, y, **stroke, **({"marker": "o", "markersize": 3} if axis == "levels" else {}))
                 low = y * y / (y + spread) if shown.log else y - spread  # as far below as above, as the axis shows it
                 axes.fill_between(x, low, y + spread, alpha=0.15, color=stroke["color"], linewidth=0)
         if axis == "levels":
-            draw_published(axes, experiment, panel, line, metric, f"C{number % 10}")
+            draw_published(axes, experiment, panel, line, metric, colour)
     if shown.log:
         axes.set_yscale("log")
     if axis in ("levels", "bits"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from silodp.reproduce.claims import Judgement, judgements
@@ -14,7 +15,7 @@ HEAD = """# Reproduction of the five papers
 
 Written by `silodp reproduce --docs` from the results of `make reproduce`; `silodp reproduce NAME` runs one of them
 again, with `--quick` in about two minutes, with `--full` every setting of its grid to the end. Figures and compact
-results (every curve and every seed's value) lie in [reproduction](reproduction).
+results (every seed's value, curves at 40 points or fewer) lie in [reproduction](reproduction).
 
 - **published**: printed in the paper, or read off its figure (about ± 0.01).
 - **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration, in
@@ -26,8 +27,9 @@ results (every curve and every seed's value) lie in [reproduction](reproduction)
 - **verdict**: our run with the paper's noise (with exact noise where there is no other) against the published value;
   a match is within the tolerance given below each table.
 
-All step sizes, clips and other settings were searched on the private records: the searches are not covered by the
-epsilons here. The papers' searches were not either. Deviations are over seeds (start and noise; one split of the data).
+What is listed as chosen below a table was searched on the private records: the searches are not covered by the epsilons
+here. The papers' searches were not either. Deviations are over seeds (start and noise; one split of the data). With
+fewer than three seeds nothing is tested.
 """
 
 
@@ -51,6 +53,8 @@ def table(experiment: Experiment, rows: Sequence[Row]) -> str:
     heads = ["", *level, "line", "measure", "published", "paper's noise", "exact", "best of silodp", "verdict"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     lines += ["| " + " | ".join(cells_of(row, with_level=bool(level))) + " |" for row in rows]
+    if not experiment.published:
+        return "\n".join(lines)
     matches = ", ".join(dict.fromkeys(f"{m.label} ± {m.tolerance:g}" for m in experiment.metrics))
     return "\n".join(lines) + f"\n\nMatch: {matches}. {experiment.reported}".rstrip()
 
@@ -104,8 +108,8 @@ def with_epsilon(cell: Cell | None) -> str:
 
 def claim_line(judgement: Judgement) -> str:
     name = {"published": "with the paper's noise", "exact": "with exact noise"}[judgement.column]
-    gain = 100 * sum(judgement.gains) / len(judgement.gains)
-    facts = [f"on average {gain:+.{0 if abs(gain) >= 10 else 1}f} %"]
+    gain = 100 * median(judgement.gains)  # one place where the other side is near 0 would make any mean
+    facts = [f"by {gain:+.{0 if abs(gain) >= 10 else 1}f} %" + (" in the median" if len(judgement.gains) > 1 else "")]
     if judgement.tested:
         facts.append(f"p < 0.05 in {judgement.significant} of {len(judgement.tested)}: {listed(judgement.tested)}")
     return f"- Claim: {judgement.claim.text} **{judgement.verdict}** {name} ({'; '.join(facts)})."
@@ -135,13 +139,13 @@ def missed(rows: Iterable[Row]) -> list[str]:
         ]
     names = "; ".join(
         f"{row.panel}{'' if row.level is None else f' {row.level:g}'}, {row.line}, {row.metric.label}: "
-        f"{row.published:g} against {row.best}{overstated(row)}"
+        f"{row.published:g} against {row.best}{with_that_noise(row)}"
         for row in behind
     )
     return [f"Published values that the best of silodp misses ({len(behind)} of {len(compared)}): {names}."]
 
 
-def overstated(row: Row) -> str:
+def with_that_noise(row: Row) -> str:
     cell = row.cells.get("published")
     return "" if cell is None or cell.epsilon is None else f" (the paper's noise gives epsilon {cell.epsilon:.3g})"
 
@@ -168,12 +172,12 @@ def chosen_settings(experiment: Experiment, results: Results) -> str:
             bullets.append(f"- {where}{line.name} ({tried} tried): {', '.join(values)}")
     if not bullets:
         return ""
-    head = "Settings chosen, not privately (\\* lies at an end of its grid, so a wider one might do better):"
+    head = "Settings chosen, not privately (\\* lies at an end of three values or more: a wider grid might do better):"
     return "\n".join([head, "", *bullets])
 
 
 def across_levels(result: dict[str, Any], key: str, grid: Sequence[Any]) -> str:
-    ends = (grid[0], grid[-1]) if len(grid) > 1 else ()
+    ends = (grid[0], grid[-1]) if len(grid) > 2 else ()
     chosen = [level["setting"][key] for level in result["levels"]]
     words = [f"{value:g}" + ("\\*" if value in ends else "") for value in chosen]
     return f"{key.rpartition('.')[2]} {words[0] if len(set(words)) == 1 else ' / '.join(words)}"
