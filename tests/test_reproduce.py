@@ -139,6 +139,8 @@ def test_quick_leaves_out_what_it_is_told_to():
     quick = small(quick={"lines": ["DP-GD"], "levels": [8.0], "search_points": 1}).quickly()
     assert [line.name for line in quick.lines] == ["DP-GD"] and quick.level_values == [8.0]
     assert quick.seeds == [0] and quick.lines[0].search == {"algorithm.step_size": [1.0]}
+    lines = [line.model_dump() | {"finalists": 3} for line in small().lines]
+    assert all(line.finalists is None for line in small(lines=lines).quickly().lines)  # its own rungs say how many
 
 
 def test_a_line_may_say_how_many_settings_go_to_the_final_runs():
