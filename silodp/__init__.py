@@ -4,8 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from silodp.config import Config, ConfigError
+    from silodp.config import Config
     from silodp.data import FederatedData, load_data
+    from silodp.errors import ConfigError
     from silodp.models import Model, build_model, from_loss
     from silodp.run.directory import load_model
     from silodp.run.runner import Run, resume, train
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 # Loaded on first use: a shuffler process or `silodp --help` needs no JAX.
 _HOMES = {
     "Config": "silodp.config",
-    "ConfigError": "silodp.config",
+    "ConfigError": "silodp.errors",
     "FederatedData": "silodp.data",
     "Model": "silodp.models",
     "Run": "silodp.run.runner",

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from silodp.config import ConfigError, load_config
+from silodp.config import load_config
+from silodp.errors import ConfigError, Refused
 from silodp.run.directory import RunDirectory, is_resumable, new_path, refuse_existing
-from silodp.run.wire import WireError
 from silodp.show import (
     MESSAGES,
     console,
@@ -50,7 +50,7 @@ def refusals(directory: Path | None = None) -> Iterator[None]:
     except (ConfigError, OSError) as error:
         complain(f"error: {' '.join(str(error).split())}")
         raise typer.Exit(2) from None
-    except WireError as error:
+    except Refused as error:
         complain(f"error: message run: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
@@ -66,14 +66,15 @@ def complain(line: str) -> None:
 @app.command()
 def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Train as CONFIG.toml says and write a run directory."""
+    from silodp.data import read_data
     from silodp.run.progress import bars
-    from silodp.run.runner import read_data, source_name
+    from silodp.run.runner import source_name
     from silodp.run.runner import train as execute
 
     with refusals():
         parsed = load_config(config, set)
         refuse_existing(out)
-        data = read_data(parsed)
+        data = read_data(parsed.data)
         directory = out or new_path(parsed, f"{parsed.algorithm.name}-{source_name(data)}")
         with refusals(directory):
             finished = execute(parsed, data=data, out=directory, progress=bars(console))
@@ -94,8 +95,8 @@ def resume(directory: Annotated[Path, typer.Argument(help="directory of a stoppe
 @app.command()
 def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Run the grid of CONFIG.toml's sweep section in one compiled program (or one per program shape)."""
+    from silodp.data import read_data
     from silodp.run.progress import bars
-    from silodp.run.runner import read_data
     from silodp.run.selection import save_selection, select_privately
     from silodp.run.sweep import best_of, save_sweep, source_name
     from silodp.run.sweep import sweep as execute
@@ -103,7 +104,7 @@ def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     with refusals():
         parsed = load_config(config, set)
         refuse_existing(out)
-        data = read_data(parsed)
+        data = read_data(parsed.data)
         if parsed.sweep.private_trials is not None:
             chosen = select_privately(parsed, data=data, progress=bars(console))
             directory = save_selection(parsed, chosen, source_name(data), out)
@@ -192,8 +193,8 @@ def account(
     plot: Annotated[Path | None, typer.Option(help="draw delta(epsilon) to this PNG file")] = None,
 ) -> None:
     """The noise for a target epsilon, or the epsilon of given noise; needs no data, only silos and their sizes."""
-    from silodp.account import account as compute
-    from silodp.account import draw_curves
+    from silodp.plan.account import account as compute
+    from silodp.plan.account import draw_curves
 
     with refusals():
         parsed = load_config(config, set)

@@ -17,9 +17,11 @@ they share their mask.
 """
 
 import abc
+import dataclasses
 import math
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -27,6 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, UInt32
 
+from silodp import registry
+from silodp.errors import ConfigError
 from silodp.randomness import Randomness, random_words
 
 _MOST_LEVELS = 2**16 - 1  # beyond, float32 leaves too few bits for the random rounding
@@ -39,11 +43,20 @@ def shift_rate(omega: float) -> float:
 
 
 class Compressor(eqx.Module):
-    """An unbiased random map of R^d that needs fewer bits than d float32."""
+    """A map of R^d that needs fewer bits than d float32: unbiased and random, or else a contraction.
 
-    @abc.abstractmethod
+    A biased one sets `unbiased` to False and need not define `omega`; the channel then feeds its error back.
+    """
+
+    unbiased: ClassVar[bool] = True
+
     def omega(self, d: int) -> float:
         """The variance: E|C(v) - v|^2 <= omega |v|^2."""
+        raise NotImplementedError
+
+    def check(self, d: int) -> None:
+        """ValueError, `field = value ...`, when messages of d coordinates cannot be compressed."""
+        self.bits(d)
 
     @abc.abstractmethod
     def bits(self, d: int) -> int:
@@ -215,24 +228,22 @@ class Natural(Compressor):
         return (words >> 23) + up
 
 
-def build_compressor(kind: str, keep: int | None = None, levels: int | None = None) -> Compressor:
-    """The compressor of that name: identity, rand-k (needs keep), qsgd (needs levels), natural."""
-    if kind not in ("identity", "rand-k", "qsgd", "natural"):
-        raise ValueError(f"compressor: {kind!r} is unknown; possible: identity, rand-k, qsgd, natural")
-    _check_setting("keep", keep, needed=kind == "rand-k", kind=kind)
-    _check_setting("levels", levels, needed=kind == "qsgd", kind=kind)
-    if keep is not None:
-        return RandK(keep)
-    if levels is not None:
-        return QSGD(levels)
-    return Natural() if kind == "natural" else Identity()
+def build_compressor(name: str, given: Mapping[str, Any]) -> Compressor:
+    """The compressor of that name; its fields are read from `given`, the options of the config."""
+    kind = registry.find("compressor", name)
+    if not (isinstance(kind, type) and issubclass(kind, Compressor)):
+        raise ConfigError(f"algorithm.compressor = {name!r}: is no silodp.Compressor")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for field in fields.values():
+        if field.name not in given and field.default is dataclasses.MISSING:
+            raise ValueError(f"{field.name} is missing: compressor {name!r} needs it")
+    for option in OPTIONS:
+        if option in given and option not in fields:
+            raise ValueError(f"{option} = {given[option]} has no meaning for compressor {name!r}; leave it out")
+    return kind(**{name: given[name] for name in fields if name in given})
 
 
-def _check_setting(name: str, value: int | None, needed: bool, kind: str) -> None:
-    if needed and value is None:
-        raise ValueError(f"{name} is missing: compressor {kind!r} needs it")
-    if not needed and value is not None:
-        raise ValueError(f"{name} = {value} has no meaning for compressor {kind!r}; leave it out")
+OPTIONS = ("keep", "levels")  # of the library's own compressors
 
 
 def _mask_seed(randomness: Randomness) -> UInt32[Array, "2"]:

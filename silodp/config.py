@@ -12,11 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-Trust = Literal["trusted", "untrusted", "shuffled"]
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot run; the message names the key, the value and what would be right."""
+from silodp import registry
+from silodp.errors import ConfigError
 
 
 class Section(BaseModel):
@@ -72,10 +69,26 @@ class ModelConfig(Section):
     parameters: int | None = Field(default=None, ge=1, description="d, where `account` has no model to ask")
 
 
-class PrivacyConfig(Section):
+class OpenSection(Section):
+    """A section in which parts from outside have options of their own: see `check_own_options`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The keys that only a part from outside knows."""
+        return dict(self.model_extra or {})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Everything that has a value, keys from outside included."""
+        return self.model_dump(exclude_none=True)
+
+
+class PrivacyConfig(OpenSection):
     """Who is trusted, and the target. Without epsilon, gdp or multipliers the run is not private."""
 
-    trust: Trust = "untrusted"
+    trust: str = Field(default="untrusted", description="trusted, untrusted, shuffled, or MODULE:CLASS")
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     gdp: float | None = Field(default=None, gt=0, description="a Gaussian-DP mu in place of epsilon and delta")
@@ -89,7 +102,7 @@ class PrivacyConfig(Section):
     split: float | Literal["optimal"] | None = Field(
         default=None, description="share of mu^2 given to the value stream (0.8 is DIFF2's u = 1.25), or optimal"
     )
-    mask_amplification: bool = Field(default=False, description="account rand-k masks as hiding what they drop")
+    mask_amplification: bool = Field(default=False, description="count rand-k's mask as privacy amplification")
 
     @field_validator("split")
     @classmethod
@@ -120,12 +133,12 @@ class PrivacyConfig(Section):
         return self.epsilon is not None or self.gdp is not None or self.multipliers is not None
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(OpenSection):
     """The algorithm and its numbers; names as in the table of symbols in the docs."""
 
     name: str = "spider"
     rounds: int = Field(default=50, ge=1)
-    stop_after: int | None = Field(default=None, ge=1, description="end here a run that was made for `rounds`")
+    stop_after: int | None = Field(default=None, ge=1, description="stop after this many rounds, with the noise of all")
     step_size: float | None = Field(default=None, gt=0)
     clip: float | None = Field(default=None, gt=0, description="C1: clip norm of a record's gradient")
     clip_difference: float | None = Field(default=None, gt=0, description="C2: clip of a difference per unit |x - y|")
@@ -157,12 +170,13 @@ class AlgorithmConfig(Section):
         description="fixed: drawn from the public seed beforehand, and only that is charged",
     )
     weights: Literal["equal", "size"] = Field(default="equal", description="weights of silos in the objective")
-    compressor: str | None = Field(default=None, description="identity, rand-k, qsgd, natural")
+    compressor: str | None = Field(default=None, description="identity, rand-k, qsgd, natural, or MODULE:CLASS")
     keep: int | None = Field(default=None, ge=1, description="k of rand-k")
     levels: int | None = Field(default=None, ge=1, description="levels of qsgd")
     shifted: bool | None = Field(default=None, description="compress against a running shift")
-    randomizer: Literal["duchi", "privunit", "pvec"] | None = Field(
-        default=None, description="how a record's vector is hidden before a shuffler"
+    randomizer: str | None = Field(
+        default=None,
+        description="how a record's vector is hidden before a shuffler: duchi, privunit, pvec, or MODULE:CLASS",
     )
     grid: int | None = Field(default=None, ge=2, description="rounding levels of pvec (200)")
     fused: bool | None = Field(default=None, description="one message a record and round instead of two (psgm)")
@@ -177,7 +191,8 @@ class AlgorithmConfig(Section):
         if self.sampling == "full" and self.batch is not None:
             raise ValueError(f"batch = {self.batch} has no effect with sampling = 'full'; leave one of them out")
         for option, compressor in (("keep", "rand-k"), ("levels", "qsgd")):
-            if getattr(self, option) is not None and self.compressor != compressor:
+            own = self.compressor is None or registry.is_own("compressor", self.compressor)
+            if getattr(self, option) is not None and own and self.compressor != compressor:
                 raise ValueError(
                     f"{option} = {getattr(self, option)} has no effect without compressor = {compressor!r}"
                 )
@@ -185,16 +200,21 @@ class AlgorithmConfig(Section):
             raise ValueError("shifted has no effect without a compressor; give one, or leave shifted out")
         if self.schedule == "fixed" and self.participation is None:
             raise ValueError("schedule = 'fixed' has no effect when all silos take part; give participation")
-        for constant in ("gradient_bound", "smoothness", "heterogeneity", "pl_constant"):
-            used = self.theory or (self.name == "mu2" and constant in ("gradient_bound", "smoothness"))
-            if getattr(self, constant) is not None and not used:
-                raise ValueError(f"{constant} = {getattr(self, constant)} has no effect without theory = true")
         return self
 
     @property
     def performed(self) -> int:
         """The rounds that really take place."""
         return min(self.rounds, self.stop_after or self.rounds)
+
+
+# Constants of the problem, from which a theorem chooses what a config leaves out.
+THEORY_CONSTANTS = ("gradient_bound", "smoothness", "heterogeneity", "pl_constant")
+# Keys that the run, the channel or the theorem takes care of, whatever the algorithm.
+SHARED_KEYS = {
+    "name", "rounds", "stop_after", "step_size", "prox", "batch", "sampling", "participation", "schedule", "weights",
+    "compressor", "keep", "levels", "shifted", "randomizer", "grid", "theory", *THEORY_CONSTANTS,
+}  # fmt: skip
 
 
 class RunConfig(Section):
@@ -253,9 +273,45 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> Config:
 
 def parse_config(tree: dict[str, Any]) -> Config:
     try:
-        return Config.model_validate(tree)
+        config = Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(explain(error)) from None
+    check_names(config)
+    check_own_options(config)
+    return config
+
+
+def named_parts(config: Config) -> dict[str, str]:
+    """The parts that a config names, by kind."""
+    options = config.algorithm
+    named = {
+        "algorithm": options.name,
+        "channel": config.privacy.trust,
+        "compressor": options.compressor,
+        "randomizer": options.randomizer,
+        "model": config.model.kind,
+    }
+    return {kind: name for kind, name in named.items() if name is not None}
+
+
+def check_names(config: Config) -> None:
+    """A name that nobody knows is found before anything is imported or run."""
+    for kind, name in named_parts(config).items():
+        registry.check(kind, name)
+
+
+def check_own_options(config: Config) -> None:
+    """A key that the library does not know is a mistake, unless a part from outside may know it.
+
+    Those are checked when the part is built, against its own fields.
+    """
+    outside = {kind for kind, name in named_parts(config).items() if not registry.is_own(kind, name)}
+    if not outside & {"algorithm", "compressor"}:
+        for key in config.algorithm.own:
+            raise ConfigError(f"algorithm.{key}: unknown key{suggestion(('algorithm', key))}")
+    if "channel" not in outside:
+        for key in config.privacy.own:
+            raise ConfigError(f"privacy.{key}: unknown key{suggestion(('privacy', key))}")
 
 
 def with_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:

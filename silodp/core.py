@@ -8,8 +8,7 @@ before). A `Channel` (silodp.channels) is the trust model: it turns answers into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -18,12 +17,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from silodp.facts import Stream
+from silodp.gradients.blocks import clip_factor, sum_in_blocks
 from silodp.prox import Prox
 from silodp.randomness import Randomness
 from silodp.sampling import Batch, BatchRule, Full
 
 if TYPE_CHECKING:
-    from silodp.channels import Channel
+    from silodp.channels.channel import Channel
     from silodp.objective import Objective
 
 Change = Callable[[Any, Any], Any]  # (vectors of a microbatch, its number) -> as many vectors
@@ -31,68 +32,114 @@ MICROBATCH_FLOATS = 1 << 22  # numbers of per-record vectors in memory at a time
 
 Vector = Float[Array, " d"]
 Scalar = Float[Array, ""]
+Shape = tuple[int | str, ...]  # of a public argument; "d" stands for the number of parameters
+POINT: Shape = ("d",)
+NUMBER: Shape = ()
 
 
 class Release(eqx.Module):
-    """A vector made from private records that moves by at most `bound` (l2) when one of them is replaced."""
+    """A vector made from private records that moves by at most `bound` (l2) when one of them is replaced.
+
+    Whoever makes one by hand states the bound; the library computes it for a `RecordMean` only (`stated` is False).
+    """
 
     value: Vector
     bound: Scalar
     stream: str = eqx.field(static=True)
+    stated: bool = eqx.field(static=True, default=True)
 
 
 class Public(eqx.Module):
-    """A vector that only depends on what the silo has privatised already: it needs no further noise."""
+    """A vector that only depends on what the silo has privatised already: it needs no further noise.
+
+    The claim is checked: silodp.flow follows the records through the query that returns it.
+    """
 
     value: Vector
 
 
+class Gradients(eqx.Module):
+    """A record's vector: sum_k c_k grad f(x_k; z)."""
+
+    objective: Objective
+    points: tuple[Vector, ...]
+    coefficients: tuple[Any, ...]
+
+    @property
+    def size(self) -> int:
+        return self.points[0].size
+
+    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Vector:
+        return self.objective.clipped_sum(self.points, self.coefficients, records, weights, clip)
+
+    def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
+        return self.objective.per_record(self.points, self.coefficients, records, clip)
+
+
+class Statistic(eqx.Module):
+    """A record's vector: any function of the record."""
+
+    function: Callable[[PyTree], Vector]
+    size: int = eqx.field(static=True)
+
+    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Vector:
+        bound = jnp.inf if clip is None else clip
+
+        def block(records: PyTree, weights: Array) -> Vector:
+            rows = self.clipped(records, bound)
+            return jnp.sum(jnp.where(weights[:, None] > 0, weights[:, None] * rows, 0), axis=0)
+
+        return sum_in_blocks(block, records, weights, max(1, MICROBATCH_FLOATS // self.size))
+
+    def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
+        rows = jax.vmap(self.function)(records)
+        squares = jnp.sum(jnp.square(rows), axis=1)
+        good = jnp.isfinite(squares)
+        factor = clip_factor(jnp.where(good, squares, 0), jnp.float32(clip))
+        return jnp.where(good[:, None], rows * factor[:, None], 0)
+
+
 class RecordMean(eqx.Module):
-    """mean over a batch of clip(sum_k c_k grad f(x_k; z), clip): the only door from records to messages.
+    """mean over a batch of clip(a record's vector, clip): the only door from records to messages.
 
     It stays unevaluated until a channel asks, because a shuffled channel needs the records one by one.
     """
 
-    objective: Objective
+    vectors: Gradients | Statistic
     batch: Batch
-    points: tuple[Vector, ...]
-    coefficients: tuple[Any, ...]
     clip: Any  # a traced scalar, or None: not clipped, hence not private
     stream: str = eqx.field(static=True)
 
     def release(self) -> Release:
-        total = self.objective.clipped_sum(
-            self.points, self.coefficients, self.batch.records, self.batch.weights, self.clip
-        )
+        total = self.vectors.clipped_sum(self.batch.records, self.batch.weights, self.clip)
         bound = jnp.inf if self.clip is None else 2 * self.clip / self.batch.divisor
-        return Release(total / self.batch.divisor, jnp.float32(bound), self.stream)
+        return Release(total / self.batch.divisor, jnp.float32(bound), self.stream, stated=False)
 
     def summed(self, change: Change) -> Vector:
         """sum over the batch of `change` of each record's clipped vector, a microbatch at a time."""
 
+        def changed(step: Array, records: PyTree) -> Array:
+            return change(self.vectors.clipped(records, self.clip), step)
+
         def add(total: Vector, piece: tuple[Array, PyTree, Array]) -> tuple[Vector, None]:
             step, records, weights = piece
-            changed = change(self._vectors(records), step)
-            return total + jnp.sum(jnp.where(weights[:, None] > 0, changed, 0), axis=0), None
+            return total + jnp.sum(jnp.where(weights[:, None] > 0, changed(step, records), 0), axis=0), None
 
         pieces = self._pieces()
-        first = jax.tree.map(lambda leaf: leaf[0], pieces)
-        shape = jax.eval_shape(lambda step, records, _: change(self._vectors(records), step)[0], *first)
+        step, records, _ = jax.tree.map(lambda leaf: leaf[0], pieces)
+        shape = jax.eval_shape(lambda *piece: changed(*piece)[0], step, records)
         return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), pieces)[0]
 
     def each(self, change: Change) -> Float[Array, "b d"]:
         """`change` of each record's clipped vector; as many rows as the batch has slots."""
         pieces = self._pieces()
-        rows = jax.lax.map(lambda piece: change(self._vectors(piece[1]), piece[0]), pieces)
+        rows = jax.lax.map(lambda piece: change(self.vectors.clipped(piece[1], self.clip), piece[0]), pieces)
         return rows.reshape(-1, rows.shape[-1])[: self.batch.weights.shape[0]]
-
-    def _vectors(self, records: PyTree) -> Float[Array, "m d"]:
-        return self.objective.per_record(self.points, self.coefficients, records, self.clip)
 
     def _pieces(self) -> tuple[Array, PyTree, Array]:
         """The batch cut into microbatches of bounded memory: step numbers, records, weights."""
         count = self.batch.weights.shape[0]
-        size = max(1, min(count, MICROBATCH_FLOATS // self.points[0].size))
+        size = max(1, min(count, MICROBATCH_FLOATS // self.vectors.size))
         parts = -(-count // size)
         cut = lambda leaf: jnp.pad(leaf, [(0, parts * size - count)] + [(0, 0)] * (leaf.ndim - 1)).reshape(
             parts, size, *leaf.shape[1:]
@@ -134,27 +181,24 @@ class Account(eqx.Module):
         return Account(self.tallies, self.gradients + gradients)
 
 
+class Site(eqx.Module):
+    """What stays the same about a silo: its records (padded), their number, its place among the silos."""
+
+    objective: Objective
+    channel: Channel
+    records: PyTree[Array]
+    size: Int[Array, ""]
+    index: Int[Array, ""]
+    alone: bool = eqx.field(static=True, default=False)  # in a process of its own, where a server's word may be wrong
+
+
 class Silo:
     """One silo's side of one round. `memory` and `account` may be replaced by a query; both stay in the silo."""
 
-    def __init__(
-        self,
-        *,
-        objective: Objective,
-        channel: Channel,
-        records: PyTree[Array],
-        size: Array,
-        index: Array,
-        round: Array,
-        randomness: Randomness,
-        memory: PyTree,
-        account: Account,
-        alone: bool = False,
-    ):
-        self.objective, self.channel = objective, channel
-        self.records, self.size, self.index, self.round = records, size, index, round
-        self.randomness, self.memory, self.account = randomness, memory, account
-        self.alone = alone  # in a process of its own, where what a server says may be wrong
+    def __init__(self, site: Site, round: Array, randomness: Randomness, memory: PyTree, account: Account):
+        self.objective, self.channel, self.alone = site.objective, site.channel, site.alone
+        self.records, self.size, self.index = site.records, site.size, site.index
+        self.round, self.randomness, self.memory, self.account = round, randomness, memory, account
 
     def mean(
         self,
@@ -166,10 +210,29 @@ class Silo:
         step: Any = 0,
     ) -> RecordMean:
         """The clipped mean of sum_k c_k grad f(x_k; z) over a batch (drawn here when a rule is given)."""
-        rule = Full() if batch is None else batch
-        drawn = rule if isinstance(rule, Batch) else rule.draw(self, self.channel.batch_name(stream), step)
+        drawn = self._batch(batch, stream, step)
         self.account = self.account.work(len(points) * drawn.divisor)
-        return RecordMean(self.objective, drawn, tuple(points), tuple(coefficients), clip, stream)
+        vectors = Gradients(self.objective, tuple(points), tuple(coefficients))
+        return RecordMean(vectors, drawn, clip, stream)
+
+    def statistic(
+        self,
+        function: Callable[[PyTree], Vector],
+        clip: Any,
+        stream: str,
+        batch: BatchRule | Batch | None = None,
+        step: Any = 0,
+    ) -> RecordMean:
+        """The clipped mean of any vector `function(record)` over a batch: a private mean that is no gradient."""
+        record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.records)
+        shape = jax.eval_shape(function, record).shape
+        if len(shape) != 1:
+            raise ValueError(f"statistic of stream {stream!r}: gives shape {shape}; return a vector (ravel it)")
+        return RecordMean(Statistic(function, shape[0]), self._batch(batch, stream, step), clip, stream)
+
+    def _batch(self, batch: BatchRule | Batch | None, stream: str, step: Any) -> Batch:
+        rule = Full() if batch is None else batch
+        return rule if isinstance(rule, Batch) else rule.draw(self, self.channel.batch_name(stream), step)
 
     def privatise(self, answer: RecordMean, step: Any = 0) -> Vector:
         """A local step's clipped mean with this silo's own noise: a release of its own, counted."""
@@ -217,16 +280,22 @@ def in_any_setting(predicate: Any) -> Any:
         return predicate
 
 
-FIRST = "first"  # the stream of a first round with a batch of its own
+def ask(
+    query: Callable[..., Answer], public: tuple[Array, ...], silo: Silo, wire: PyTree
+) -> tuple[PyTree, PyTree, Account, PyTree]:
+    """A silo's whole side of a question, compiled or in a process of its own.
+
+    Returns the message, the silo's memory and account, and its end of the channel.
+    """
+    message, wire = silo.channel.send(query(silo, *public), silo, wire)
+    return message, silo.memory, silo.account, wire
 
 
-@dataclass(frozen=True)
-class Stream:
-    """One line of what an algorithm releases about a silo: so many releases, over batches drawn by this rule."""
-
-    name: str
-    count: int
-    batch: BatchRule
+def privatised(answer: Answer) -> Vector:
+    """What a local task may return: nothing but what the silo has noised itself."""
+    if not isinstance(answer, Public):
+        raise TypeError("a local task must return Public: what it computes leaves the silo without further noise")
+    return answer.value
 
 
 class Federation(Protocol):
@@ -256,7 +325,10 @@ class Federation(Protocol):
 class Algorithm(eqx.Module):
     """`init(x0)` and `round(state, fed)`. Scalars that may be swept are traced; shapes and counts are static."""
 
-    queries: ClassVar[tuple[str, ...]] = ()  # the methods that a silo answers; it refuses all others
+    # The methods that a silo answers (it refuses all others), each with the shapes of its public arguments.
+    queries: ClassVar[Mapping[str, tuple[Shape, ...]]] = {}
+    # Of an algorithm from outside: fields of its registry entry (silodp.algorithms.Entry).
+    entry: ClassVar[Mapping[str, Any]] = {}
 
     step_size: Scalar
     prox: Prox

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.config import Config, parse_config
+from silodp.data import read_data
 from silodp.plots import curve_figure, history_figure
 from silodp.run.directory import free_path
 from silodp.run.progress import bars
-from silodp.run.runner import Run, read_data, train
+from silodp.run.runner import Run, train
 
 EPSILONS: tuple[float | None, ...] = (1.0, 3.0, 10.0, None)
 HONESTY = (
@@ -57,7 +58,7 @@ def demo_config(epsilon: float | None) -> Config:
 def run_demo(out: Path, console: Console) -> list[Run]:
     """Train at three epsilons and without privacy; print a table and draw two figures."""
     base = free_path(out)
-    data = read_data(demo_config(None))
+    data = read_data(demo_config(None).data)
     runs = []
     for epsilon in EPSILONS:
         name = "non-private" if epsilon is None else f"epsilon-{epsilon:g}"

@@ -26,6 +26,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
+from silodp import registry
+from silodp.config import ModelConfig
+from silodp.errors import ConfigError
+from silodp.facts import Facts
 from silodp.gradients import Regularised, conv2d, dense, max_pool
 from silodp.gradients.softplus import softplus
 
@@ -127,6 +131,33 @@ def build_model(
         scores,
         "mse" if squared else "accuracy",
     )
+
+
+def model_of(options: ModelConfig, facts: Facts) -> Model:
+    """The model that a config describes, for these facts about the data."""
+    found = registry.find("model", options.kind)
+    try:
+        if not registry.is_own("model", options.kind):
+            return _from_outside(options.kind, found, facts)
+        given = options.model_dump(include={"activation", "loss", "regulariser", "bias", "initial", "initial_scale"})
+        inputs = facts.input_shape[0] if len(facts.input_shape) == 1 else facts.input_shape
+        return build_model(
+            options.kind, inputs=inputs, outputs=facts.outputs, task=facts.task, hidden=tuple(options.hidden), **given
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"model.{error}") from None
+
+
+def _from_outside(kind: str, function: Callable[[Facts], Model], facts: Facts) -> Model:
+    try:
+        built = function(facts)
+    except TypeError as error:
+        raise ConfigError(f"model.kind = {kind!r}: must be a function of the facts ({error})") from None
+    if not isinstance(built, Model):
+        raise ConfigError(f"model.kind = {kind!r}: gave a {type(built).__name__}; must give a silodp.Model")
+    return built
 
 
 def _check(

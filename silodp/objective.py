@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
@@ -11,14 +11,49 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from silodp.facts import Facts
 from silodp.gradients import clipped_sum, engine_for, per_record, record_factors, sum_factors
 from silodp.models import Model
 
 Vector = Float[Array, " d"]
 
 
-class Objective(eqx.Module):
-    """Pytrees outside, one flat vector inside: `unravel` is the only place where the two meet."""
+class Objective(Protocol):
+    """All that algorithms, channels and measurements ask of a loss; another backend may stand behind it.
+
+    Points are flat vectors, records any pytree of arrays with the records first.
+    """
+
+    @property
+    def parameters(self) -> int: ...
+
+    def clipped_sum(
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
+    ) -> Vector:
+        """sum_j weights_j * clip(sum_k c_k grad f(x_k; z_j), clip); `clip` None: the plain weighted sum."""
+        ...
+
+    def per_record(
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any
+    ) -> Float[Array, "n d"]:
+        """Each record's clipped combination as a row; memory grows with the records given."""
+        ...
+
+    def record_factors(self, x: Vector, records: PyTree, weights: Array, clip: Any) -> PyTree:
+        """Each record's clipped gradient, in the form that is cheapest to keep; records first."""
+        ...
+
+    def sum_factors(self, factors: PyTree, weights: Array) -> Vector:
+        """sum_j weights_j * (what `record_factors` kept of record j)."""
+        ...
+
+    def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
+        """Every record's loss."""
+        ...
+
+
+class ModelObjective(eqx.Module):
+    """The objective of a `Model`. Pytrees outside, one flat vector inside: only `unravel` knows both."""
 
     model: Model = eqx.field(static=True)
     unravel: Callable[[Vector], PyTree] = eqx.field(static=True)
@@ -29,8 +64,8 @@ class Objective(eqx.Module):
     def clipped_sum(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
     ) -> Vector:
-        """sum_j weights_j * clip(sum_k c_k grad f(x_k; z_j), clip); `clip` None: the plain weighted sum."""
         if clip is None:
+            # Not through the structured engine: it drops records that overflow, and a diverged run would stay finite.
             return self._plain_sum(points, coefficients, records, weights)
         trees = [self.unravel(x) for x in points]
         summed = clipped_sum(self.model.loss, trees, coefficients, records, weights, clip, engine=self.engine)
@@ -39,14 +74,12 @@ class Objective(eqx.Module):
     def per_record(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any
     ) -> Float[Array, "n d"]:
-        """Each record's clipped combination as a row; memory grows with the records given."""
         trees = [self.unravel(x) for x in points]
         bound = jnp.inf if clip is None else clip
         rows = per_record(self.model.loss, trees, coefficients, records, bound)
         return jax.vmap(lambda tree: ravel_pytree(tree)[0])(rows)
 
     def record_factors(self, x: Vector, records: PyTree, weights: Array, clip: Any) -> PyTree:
-        """Each record's clipped gradient, in the form that the engine keeps cheaply; records first."""
         bound = jnp.inf if clip is None else clip
         return record_factors(self.model.loss, self.unravel(x), records, weights, bound)
 
@@ -67,9 +100,15 @@ def parameter_count(model: Model) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 
-def build_objective(model: Model, record: PyTree, engine: str = "auto") -> Objective:
+def example_record(facts: Facts) -> PyTree:
+    """A record of the right shape, for tracing."""
+    target = jnp.zeros((), jnp.int32 if facts.task == "classification" else jnp.float32)
+    return jnp.zeros(facts.input_shape, jnp.float32), target
+
+
+def build_objective(model: Model, record: PyTree, engine: str = "auto") -> ModelObjective:
     """Fix the flat layout of a model's parameters and choose the gradient engine for one of its records."""
     params = model.init(jax.random.key(0))
     flat, unravel = ravel_pytree(params)
     chosen, reason = engine_for(model.loss, params, record) if engine == "auto" else (engine, "forced by the user")
-    return Objective(model, unravel, int(flat.size), chosen, reason)
+    return ModelObjective(model, unravel, int(flat.size), chosen, reason)

@@ -24,6 +24,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 Shape = tuple[int, ...]
 Step = int | Int[Array, ""]
 
+SERVER = -1  # the server's place among the silos, for its keys
+
 
 class Randomness(Protocol):
     """A source of random numbers that can be drawn from inside compiled code."""
@@ -148,6 +150,11 @@ def fold(key: PRNGKeyArray, number: Step) -> PRNGKeyArray:
     pair = _threefry(key, jnp.uint32(0), jnp.asarray(number, jnp.uint32))
     # Without the barrier XLA merges a chain of keys into the pass that uses them, which takes seconds to compile.
     return jax.random.wrap_key_data(jax.lax.optimization_barrier(jnp.stack(pair)), impl="threefry2x32")
+
+
+def party_key(key: PRNGKeyArray, round: Any, index: Any) -> PRNGKeyArray:
+    """The seed of one party (a silo's index, or SERVER) in one round of a simulation; round -1 is before the first."""
+    return fold(fold(key, round + 1), index + 1)
 
 
 @jax.jit  # a round draws many keys: traced once for each shape

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from silodp.privacy import events
+from silodp.privacy import kinds
 from silodp.randomness import Randomness
 
 # A Poisson batch larger than its compiled capacity would be cut. The capacity makes that rarer than this per round,
@@ -51,7 +51,7 @@ class BatchRule(eqx.Module):
         """The public number that a silo of this many records divides its sum by."""
         raise NotImplementedError
 
-    def sampling(self, records: int) -> events.Sampling:
+    def sampling(self, records: int) -> kinds.Sampling:
         """How the accountant sees one record of a silo with this many."""
         raise NotImplementedError
 
@@ -74,8 +74,8 @@ class Full(BatchRule):
     def divisor(self, records: int) -> float:
         return float(records)
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.Full()
+    def sampling(self, records: int) -> kinds.Sampling:
+        return kinds.Full()
 
 
 BLOCK = 64
@@ -120,8 +120,8 @@ class Poisson(BatchRule):
     def divisor(self, records: int) -> float:
         return float(self.batch)
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.Full() if self.batch == records else events.Poisson(self.batch / records)
+    def sampling(self, records: int) -> kinds.Sampling:
+        return kinds.Full() if self.batch == records else kinds.Poisson(self.batch / records)
 
     def check(self, name: str, records: int) -> None:
         _check_size(name, self.batch, records)
@@ -143,10 +143,10 @@ class FixedSize(BatchRule):
     def divisor(self, records: int) -> float:
         return float(self.batch)
 
-    def sampling(self, records: int) -> events.Sampling:
+    def sampling(self, records: int) -> kinds.Sampling:
         if self.batch == records:
-            return events.Full()
-        return events.FixedSize(self.batch, records)
+            return kinds.Full()
+        return kinds.FixedSize(self.batch, records)
 
     def check(self, name: str, records: int) -> None:
         _check_size(name, self.batch, records)
@@ -175,8 +175,8 @@ class OnePass(BatchRule):
     def divisor(self, records: int) -> float:
         return float(self.chunk if self.chunk is not None else records // self.rounds)
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.Disjoint()
+    def sampling(self, records: int) -> kinds.Sampling:
+        return kinds.Disjoint()
 
     def check(self, name: str, records: int) -> None:
         needed = self.rounds * (self.chunk or 1)
@@ -190,8 +190,8 @@ class OnePass(BatchRule):
 class Cumulative(OnePass):
     """One pass whose chunks stay in every later release (mu2's running sums): a record of the first round is in all."""
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.Full()
+    def sampling(self, records: int) -> kinds.Sampling:
+        return kinds.Full()
 
 
 class TwoLevel(Poisson):
@@ -200,8 +200,8 @@ class TwoLevel(Poisson):
     def bound_over_clip(self, records: Any) -> Any:
         return 2 * (2 / self.batch - 1 / records)
 
-    def sampling(self, records: int) -> events.Sampling:
-        return events.two_level(1.0, self.batch, records)[1]
+    def sampling(self, records: int) -> kinds.Sampling:
+        return kinds.two_level(1.0, self.batch, records)[1]
 
 
 def build_rule(kind: str | None, batch: int | None, rounds: int) -> BatchRule:

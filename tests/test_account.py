@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from silodp.account import account
+from silodp.plan.account import account
 from silodp.cli import app
 from silodp.config import Config, ConfigError, parse_config, to_toml
 

@@ -15,10 +15,10 @@ from silodp.algorithms.soteria import Table
 from silodp.config import Config, ConfigError, parse_config
 from silodp.models import build_model
 from silodp.objective import build_objective
-from silodp.privacy.certificate import settle
+from silodp.plan.certificate import settle
 from silodp.run import measure
 from silodp.run.federation import Silos
-from silodp.run.messages import MessageFederation, set_up
+from silodp.deploy.coordinator import MessageFederation, set_up
 from silodp.run.runner import Prepared, prepare
 from silodp.run.simulate import Carry, Problem, Setting, one_round, start
 from tests.cases import ROUNDS, case, with_test_seed

@@ -23,8 +23,8 @@ from silodp.compressors import RandK
 from silodp.config import ConfigError
 from silodp.core import RecordMean, Release
 from silodp.run import federation
-from silodp.shuffle.randomizers import Duchi, PrivUnitG
-from silodp.shuffle.shuffler import Shuffler
+from silodp.channels.randomizers import Duchi, PrivUnitG
+from silodp.deploy.shuffler import Shuffler
 
 
 def audited(name: str, trust: str = "untrusted") -> Row:

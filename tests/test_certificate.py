@@ -8,7 +8,7 @@ import pytest
 
 from silodp.algorithms.gradient import GradientDescent
 from silodp.core import Account, Stream, Tally
-from silodp.privacy.certificate import AccountingError, Context, as_text, certificate, settle
+from silodp.plan.certificate import AccountingError, Context, as_text, certificate, settle
 from silodp.run.runner import prepare
 from silodp.run.runner import train as run
 from tests.cases import case

@@ -13,9 +13,9 @@ import pytest
 from silodp.channels import BinomialServer, ShuffledServer
 from silodp.config import Config
 from silodp.data import FederatedData
-from silodp.privacy.certificate import settle
+from silodp.plan.certificate import settle
 from silodp.run.directory import RunDirectory
-from silodp.run.messages import MessageFederation, set_up
+from silodp.deploy.coordinator import MessageFederation, set_up
 from silodp.run.runner import Prepared, prepare, rows_of
 from silodp.run.shuffling import ShufflerProcess, agreed_terms
 from silodp.run.simulate import Carry, Compiled, begin, compile_run, simulate

@@ -17,13 +17,13 @@ import pytest
 
 import silodp
 from silodp.config import Config, ConfigError, parse_config
-from silodp.run.messages import MessageFederation, set_up
+from silodp.deploy.coordinator import MessageFederation, set_up
 from silodp.run.runner import prepare, train
 from silodp.run.shuffling import agreed_terms
-from silodp.run.silo import SiloServer, reply, serve
-from silodp.run.wire import LARGEST, WireError, decode, encode, read_frame, write_frame
-from silodp.shuffle.masks import Masks
-from silodp.shuffle.sealed import Refused
+from silodp.deploy.silo import SiloServer, reply, serve
+from silodp.deploy.wire import LARGEST, Refused, decode, encode, read_frame, write_frame
+from silodp.channels.masks import Masks
+from silodp.channels.sealed import Refused
 from tests.cases import case
 from tests.conftest import made_data
 
@@ -57,7 +57,7 @@ def test_a_message_comes_back_as_it_was():
     ],
 )
 def test_bytes_that_are_no_message_are_refused(data):
-    with pytest.raises(WireError):
+    with pytest.raises(Refused):
         decode(data)
 
 
@@ -69,9 +69,9 @@ def test_frames():
     stream.seek(0)
     assert [read_frame(stream), read_frame(stream), read_frame(stream)] == [b"first", b"", b""]
     for cut in (3, 8, len(b"first") + 7):
-        with pytest.raises(WireError):
+        with pytest.raises(Refused):
             read_frame(io.BytesIO(whole[:cut]))
-    with pytest.raises(WireError, match="longer than allowed"):
+    with pytest.raises(Refused, match="longer than allowed"):
         read_frame(io.BytesIO(struct.pack("<Q", LARGEST + 1) + b"x"))
 
 
@@ -373,7 +373,7 @@ def test_a_shuffled_round_has_no_more_messages_than_were_accounted_together(name
         silo.answer("local" if query == "refine" else "ask", query, 0, [jnp.asarray(p) for p in points[query]])
     sent, last = list(silo.courier.sent), [jnp.asarray(p) for p in points[questions[-1]]]  # type: ignore[union-attr]
     if refused:
-        with pytest.raises(WireError, match="no further message in this round"):
+        with pytest.raises(Refused, match="no further message in this round"):
             silo.answer("ask", questions[-1], 0, last)
         assert silo.courier.sent == sent  # type: ignore[union-attr]
     else:
@@ -471,12 +471,12 @@ def test_less_noise_than_the_config_needs_and_a_seed_are_refused():
         lambda plan: {"multipliers": {k: [0.99 * v for v in m] for k, m in plan["multipliers"].items()}},
         lambda plan: {"multipliers": {}},
     ):
-        with pytest.raises((WireError, ConfigError), match=r"epsilon .* the config says|is missing"):
+        with pytest.raises((Refused, ConfigError), match=r"epsilon .* the config says|is missing"):
             Federated(lambda i, plan, change=change: plan | change(plan))
     honest = Federated()
     plan = {"config": honest.prepared.config.model_dump(), "facts": asdict(honest.prepared.parts.facts)}
     plan |= {"multipliers": honest.prepared.plan.multipliers, "index": 0, "seed": 7, "shuffler": None}  # type: ignore[union-attr]
-    with pytest.raises(WireError, match="must not be repeatable"):
+    with pytest.raises(Refused, match="must not be repeatable"):
         own = honest.data.silos[0]
         SiloServer(plan, {"features": own.features, "targets": own.targets})
 
@@ -529,7 +529,7 @@ def test_a_missing_silo_ends_the_run_and_leaves_no_model(tmp_path, monkeypatch):
             self.processes[1].process.wait()
 
     monkeypatch.setattr(MessageFederation, "begin_round", begin_round)
-    with pytest.raises(WireError, match=r"silo 'silo 1' in round 1: a silo's process ended .*without this round"):
+    with pytest.raises(Refused, match=r"silo 'silo 1' in round 1: a silo's process ended .*without this round"):
         train(agreed("shuffled", **SUMS), data=DATA, out=tmp_path / "run")
     rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     assert max(rounds) <= 1

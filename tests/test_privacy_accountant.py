@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from silodp.privacy import accountant, gaussian
-from silodp.privacy.events import (
+from silodp.privacy.kinds import (
     Disjoint,
     FixedSize,
     Full,

@@ -6,7 +6,7 @@ import pytest
 
 from silodp.privacy import accountant, paper
 from silodp.privacy.accountant import calibrate, calibrate_gdp, epsilon, optimal_share
-from silodp.privacy.events import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, two_level
+from silodp.privacy.kinds import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, two_level
 from silodp.privacy.gaussian import epsilon_of, mu_of
 from silodp.privacy.mixture import mirrored
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from silodp.privacy.shuffled import (
+from silodp.privacy.clones import (
     Losses,
     Shuffled,
     calibrate_eps0,
@@ -93,7 +93,7 @@ def _exact_privunit_delta(messages: int, eps0: float, share: float, level: float
 
 @pytest.mark.parametrize("level", [0.0, 0.1, 0.5, 1.2])
 def test_privunit_pair_dominates_the_exact_one(level):
-    from silodp.shuffle import halfspace
+    from silodp.privacy import halfspace
 
     eps0, messages = 2.0, 12
     law = Shuffled(messages, messages, "privunit", dimension=50).losses(eps0)

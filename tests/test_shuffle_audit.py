@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from silodp.privacy.shuffled import Shuffled
+from silodp.privacy.clones import Shuffled
 from silodp.randomness import SeededRandomness
 from silodp.shuffle.audit import advantage, first_on_side, local_level, many_on_side, on_side
-from silodp.shuffle.randomizers import Duchi, PrivUnitG
+from silodp.channels.randomizers import Duchi, PrivUnitG
 
 EPS0, DIMENSION, MESSAGES, TRIALS = 1.0, 4, 64, 20_000
 DIRECTION = np.eye(DIMENSION)[0]

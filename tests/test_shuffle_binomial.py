@@ -10,7 +10,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from scipy.stats import binom, chi2, norm
 
 from silodp.gradients.blocks import clip_factor
-from silodp.privacy.binomial import (
+from silodp.privacy.coins import (
     calibrate_bits,
     cheu_std,
     collusion_levels,
@@ -21,8 +21,8 @@ from silodp.privacy.binomial import (
     sensitivity,
 )
 from silodp.randomness import SeededRandomness, SystemRandomness
-from silodp.shuffle.binomial import CoinTables, PVec
-from silodp.shuffle.coins import centred_probabilities, cumulative_words
+from silodp.channels.pvec import CoinTables, PVec
+from silodp.privacy.coins import centred_probabilities, cumulative_words
 
 SETTING = {"levels": 200, "dimension": 101, "rounds": 500}
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from silodp.shuffle.masks import Masks, pad
-from silodp.shuffle.sealed import Refused
+from silodp.channels.masks import Masks, pad
+from silodp.channels.sealed import Refused
 
 SILOS, SIZE = 4, 3000
 PARTS = np.random.default_rng(0).integers(-(2**20), 2**20, (SILOS, SIZE), dtype=np.int32).view(np.uint32)
@@ -64,7 +64,7 @@ MUTANTS: dict[str, Callable[[bytes, str, int], np.ndarray]] = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_bad_pads_would_be_noticed(mutant, monkeypatch):
     """They cancel all the same, so only a look at the parts convicts them."""
-    monkeypatch.setattr("silodp.shuffle.masks.pad", MUTANTS[mutant])
+    monkeypatch.setattr("silodp.channels.masks.pad", MUTANTS[mutant])
     masks = agreed()
     first, second = hidden(masks, message="0/value"), hidden(masks, message="1/value")
     np.testing.assert_array_equal(first.sum(axis=0, dtype=np.uint32), PARTS.sum(axis=0, dtype=np.uint32))
@@ -72,7 +72,7 @@ def test_bad_pads_would_be_noticed(mutant, monkeypatch):
 
 
 def test_pads_that_are_not_shared_would_not_cancel(monkeypatch):
-    monkeypatch.setattr("silodp.shuffle.masks.pad", lambda secret, message, size: pad(os.urandom(32), message, size))
+    monkeypatch.setattr("silodp.channels.masks.pad", lambda secret, message, size: pad(os.urandom(32), message, size))
     assert not readable(hidden(agreed()).sum(axis=0, dtype=np.uint32))
 
 

@@ -12,8 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import spearmanr
 
-from silodp.shuffle.sealed import OVERHEAD, Batch, Refused, open_batch, open_sealed, seal
-from silodp.shuffle.shuffler import TOKEN, Shuffler, ShufflerClient, Terms, answer
+from silodp.channels.sealed import OVERHEAD, Batch, Refused, open_batch, open_sealed, seal
+from silodp.deploy.shuffler import TOKEN, Shuffler, ShufflerClient, Terms, answer
 
 KEY = X25519PrivateKey.generate()
 BATCH = Batch(round=3, name="differences", message_size=40)
@@ -166,7 +166,7 @@ def test_bad_frames_are_refused_and_not_fatal(request_, reason):
 
 def test_as_a_process_of_its_own():
     process = subprocess.Popen(
-        [sys.executable, "-m", "silodp.shuffle.shuffler"],
+        [sys.executable, "-m", "silodp.deploy.shuffler"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from silodp.randomness import SeededRandomness, SystemRandomness
-from silodp.shuffle import halfspace
+from silodp.privacy import halfspace
 from silodp.shuffle.audit import local_level, on_side
-from silodp.shuffle.randomizers import Duchi, PrivUnitG, Randomizer
+from silodp.channels.randomizers import Duchi, PrivUnitG, Randomizer
 
 RANDOMIZERS = [Duchi(0.8), Duchi(2.5), PrivUnitG(0.8), PrivUnitG(2.5)]
 

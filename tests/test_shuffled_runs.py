@@ -11,20 +11,20 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from silodp import sweep
-from silodp.account import account, draw_curves
+from silodp.plan.account import account, draw_curves
 from silodp.channels import BinomialServer
 from silodp.config import AlgorithmConfig, Config, ConfigError, parse_config
 from silodp.data import FederatedData, SiloData
 from silodp.planning import plan_of
-from silodp.privacy.binomial import collusion_levels, gaussian_multiplier
-from silodp.privacy.certificate import Context, certificate
+from silodp.privacy.coins import collusion_levels, gaussian_multiplier
+from silodp.plan.certificate import Context, certificate
 from silodp.privacy.printed import Case, formula_of
-from silodp.privacy.shuffled import Shuffled, calibrate_eps0, epsilon
+from silodp.privacy.clones import Shuffled, calibrate_eps0, epsilon
 from silodp.run import group as machinery
 from silodp.run.runner import prepare
 from silodp.run.runner import train as run
 from silodp.run.sweep import with_values
-from silodp.tuning import NOT_PRIVATE, keeps_rising, search_step_size
+from silodp.run.steps import NOT_PRIVATE, keeps_rising, search_step_size
 from tests.cases import case
 
 SILOS, RECORDS, ROUNDS = 10, 1651, 500  # the paper's experiment
@@ -270,7 +270,7 @@ def test_the_search_takes_the_first_step_size_that_does_not_diverge(data):
 
 
 def test_a_search_that_finds_nothing_says_so(monkeypatch):
-    monkeypatch.setattr("silodp.tuning.HALVINGS", 1)
+    monkeypatch.setattr("silodp.run.steps.HALVINGS", 1)
     config = parse_config({"model": {"kind": "linear"}, "algorithm": {"name": "gd", "rounds": 12}})
     with pytest.raises(ConfigError, match="rises with every step size"):
         search_step_size(config, data=steep_data(), start=64.0, every=2)

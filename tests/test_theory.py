@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from silodp.account import account
+from silodp.plan.account import account
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.theory import choose, with_options
 from silodp.build import assemble, checked_algorithm

@@ -10,29 +10,58 @@
 A difference moves with |x - y|, so its noise shrinks as the run settles; that is the whole point of the method.
 A difference of two gradients clipped to `clip` cannot exceed 2 * clip: `capped` uses that. DIFF2's own form has no cap.
 
+DIFF2-BVR-L-SGD (Alg. 4; Thm 5.3) lets ONE silo a round carry the estimate on by steps of its own (`LocalSteps`):
+
+    x_1 = x - step_size * v;  silo r mod N, for k = 1..K-1, on a fixed-size batch:
+        v = v + private(clip(grad f(x_k; z) - grad f(x_{k-1}; z), clip_local * |x_k - x_{k-1}|))
+        x_{k+1} = prox(x_k - step_size * v)
+
 Formal guarantee: ceil(R/restart) releases `value` of sensitivity 2*clip/n and the other rounds' releases `difference`
 of sensitivity 2*min(clip_difference*|x-y|, 2*clip)/n. Both streams are calibrated together (Lowy's Thm F.1 gives each
-of them the whole budget: an erratum).
+of them the whole budget: an erratum). Local steps are K-1 releases `local` in each of the silo's rounds, noised in the
+silo: whatever the trust model, they protect and are charged to that silo alone. K = 1 is DIFF2-GD.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import gammaln
 
-from silodp.algorithms.refine import State
-from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector, distance
+from silodp.algorithms.entry import ALL, BOTH, Case, Entry, Printed
+from silodp.algorithms.papers import DIFF2, LOWY, NONCONVEX, SHUFFLED, SUMS, diff2_noise, diff2_order, lowy_sgd_noise
+from silodp.algorithms.theory import (
+    Choice,
+    difference_clips,
+    difference_noise,
+    heterogeneity,
+    horizon,
+    local_limits,
+    optimum,
+    stable_step,
+    whole,
+)
+from silodp.core import POINT, Algorithm, Answer, Federation, Public, Silo, Stream, Vector, distance
 from silodp.privacy.accountant import optimal_share
 from silodp.sampling import BatchRule, Full
+
+
+class State(eqx.Module):
+    x: Vector
+    previous: Vector
+    v: Vector
 
 
 class RecursiveDifference(Algorithm):
     """v follows the gradient by private differences and starts afresh every `restart` rounds."""
 
-    queries: ClassVar[tuple[str, ...]] = ("value", "difference")
+    queries: ClassVar = {"value": (POINT,), "difference": (POINT, POINT)}
 
     clip: Any
     clip_difference: Any
@@ -81,3 +110,188 @@ class RecursiveDifference(Algorithm):
         path = (self.restart - 1) * difference**2
         share = optimal_share(values, rounds - values, float(self.clip) ** 2, path)
         return {"value": share, "difference": 1 - share}
+
+
+class LocalSteps(Algorithm):
+    """One silo a round carries the server's estimate on by `local_steps` - 1 steps of its own."""
+
+    clip_local: Any = eqx.field(kw_only=True, default=None)
+    local_steps: int = eqx.field(static=True, kw_only=True, default=1)
+    batch_local: BatchRule = eqx.field(kw_only=True, default=Full())
+
+    def advance(self, x: Vector, v: Vector, fed: Federation) -> State:
+        """A step along v, and the local steps of the silo whose turn it is."""
+        first = self.prox(x - self.step_size * v, self.step_size)
+        if self.local_steps == 1:
+            return State(first, x, v)
+        return State(fed.local(fed.round % fed.silos, self.refine, first, x, v), x, v)
+
+    def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector) -> Public:
+        def step(k: Any, carry: tuple[Vector, Vector, Vector]) -> tuple[Vector, Vector, Vector]:
+            x, y, v = carry
+            clip = None if self.clip_local is None else self.clip_local * distance(x, y)
+            v = v + silo.privatise(silo.mean([x, y], [1.0, -1.0], clip, "local", self.batch_local, k), k)
+            return self.prox(x - self.step_size * v, self.step_size), x, v
+
+        return Public(silo.loop(self.local_steps - 1, step, (x, y, v))[0])
+
+    def local_stream(self, silo: int, silos: int, rounds: Sequence[int]) -> Stream:
+        own = sum(r % silos == silo for r in rounds)
+        return Stream("local", own * (self.local_steps - 1), self.batch_local, local=True)
+
+
+class LocalDifference(LocalSteps, RecursiveDifference):
+    """DIFF2-BVR-L-SGD."""
+
+    queries: ClassVar = RecursiveDifference.queries | {"refine": (POINT, POINT, POINT)}
+
+    def round(self, state: State, fed: Federation) -> State:
+        return self.advance(state.x, self.estimate(state, fed), fed)
+
+    def stream_of(self, query: str) -> str:
+        return "local" if query == "refine" else query
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        return [*super().releases(silo, sizes, rounds), self.local_stream(silo, len(sizes), rounds)]
+
+
+# --- what the theorems choose ------------------------------------------------------------------------------
+
+
+def difference_step(c: Choice, rounds: int, restart: int) -> float:
+    """The longest step at which noise gathered between restarts stays below the descent."""
+    return stable_step(c, difference_noise(c, rounds=rounds, restart=restart), restart)
+
+
+def diff2(c: Choice) -> None:
+    """diff2-gd: DIFF2, Thm 4.3."""
+    difference_clips(c)
+    rounds = c.pick("rounds", lambda: whole(1 + c.L / optimum(c) + c.L**2 * c.noise / optimum(c) ** 2))
+    restart = c.pick("restart", lambda: diff2_restart(c, rounds))
+    c.pick("step_size", lambda: difference_step(c, rounds, restart))
+
+
+def diff2_restart(c: Choice, rounds: int) -> int:
+    share = (c.G**2 * math.sqrt(c.noise) / c.L) ** (2 / 3)
+    return whole(share * rounds, rounds)
+
+
+def bvr(c: Choice) -> None:
+    """diff2-bvr-l-sgd: DIFF2, Thm F.4; local_steps and batch_local are the config's."""
+    difference_clips(c)
+    K, b = c.steps, c.options.batch_local or c.n
+    if K > 1:
+        c.pick("clip_local", lambda: c.L)
+    rounds = c.pick("rounds", lambda: bvr_rounds(c, K, b))
+    restart = c.pick("restart", lambda: diff2_restart(c, rounds))
+    c.pick("step_size", lambda: min(difference_step(c, rounds, restart) / K, *local_limits(c, K, b, rounds)))
+
+
+def bvr_rounds(c: Choice, K: int, b: int) -> int:
+    descent = c.L / K + heterogeneity(c) + c.L / math.sqrt(K * b)
+    private = c.d * math.log(1 / c.privacy.delta) / c.epsilon
+    noisy, lasting = c.L * math.sqrt(private / K) / b, c.L**2 * private / (c.n**2 * c.silos * c.epsilon)
+    return whole(1 + (descent + noisy) / optimum(c) + lasting / optimum(c) ** 2)
+
+
+def spider(c: Choice) -> None:
+    """spider: Lowy et al., Thm F.1 (F.2 with a shuffler): R = sqrt(q L / noise) / G, and the largest q for which
+    q <= 1/(tau2 eta)^2. That condition is q R <= cap for the noise that is really added; solving it for q gives the
+    theorem's q with its constant."""
+    difference_clips(c)
+    cap = lambda: 1 / (2 * c.d * difference_noise(c, rounds=2, restart=2) ** 2)
+    longest = lambda: math.floor(max(1.0, min((cap() / horizon(c)) ** (2 / 3), sampled_silos(c))))
+    rounds = c.pick("rounds", lambda: whole(math.sqrt(longest()) * horizon(c)))
+    restart = c.pick("restart", lambda: math.floor(max(1.0, min(cap() / rounds, sampled_silos(c), rounds))))
+    c.pick("step_size", lambda: difference_step(c, rounds, restart))
+
+
+def sampled_silos(c: Choice) -> float:
+    return math.inf if c.facts.everyone else float(c.n * c.silos)
+
+
+def spider_alt(c: Choice) -> None:
+    """spider-alt: no theorem; spider's with q = 2."""
+    difference_clips(c)
+    rounds = c.pick("rounds", lambda: whole(math.sqrt(2) * horizon(c)))
+    c.pick("step_size", lambda: difference_step(c, rounds, 2))
+
+
+# --- the noise that the papers print -----------------------------------------------------------------------
+
+
+def bvr_noise(case: Case) -> dict[str, float]:
+    """Proposition E.2 of 003 with its sampling bound, Lemma B.7. Real counts, u = (3, 3)."""
+    options = case.options
+    K, batch = options.local_steps or 1, options.batch_local or case.records
+    rate = batch / case.records
+    if 0.05 < rate < 1:
+        raise ValueError(
+            f"calibration = 'paper': Lemma B.7 says nothing for a sampling rate of {rate:.3g} (above 1/20)"
+        )
+    visits = math.ceil(options.rounds / case.silos)
+    local = bvr_local(case, K * visits, rate, share=1 - 1 / 3 - 1 / 3)
+    return diff2_noise(case, (3.0, 3.0)) | ({"local": local} if K > 1 else {})
+
+
+def bvr_local(case: Case, uses: int, rate: float, share: float = 1.0) -> float:
+    """Multiplier of the local steps at the printed order alpha: uses * eps'(alpha), with eps' of Lemma B.7, takes
+    `share` of what log(1/delta)/(alpha-1) leaves of epsilon (first statement of Proposition E.2)."""
+    alpha = diff2_order(case)
+    budget = share * (case.epsilon - math.log(1 / case.delta) / (alpha - 1))
+    used = lambda log_s: uses * sampled_rdp(alpha, math.exp(log_s), rate)
+    return math.exp(float(brentq(lambda log_s: math.log(used(log_s) / budget), -3.0, 20.0)))  # type: ignore[arg-type]
+
+
+def sampled_rdp(alpha: int, multiplier: float, rate: float) -> float:
+    """Lemma B.7 of 003 for a Gaussian of this multiplier: eps(j) = j / (2 multiplier^2)."""
+    each = lambda j: j / (2 * multiplier**2)
+    j = np.arange(2, alpha + 1)
+    choose = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(alpha - j + 1)
+    last = math.log(2.0) + (j - 1) * each(j)
+    last[0] = each(2) + min(math.log(-4 * math.expm1(-each(2))), math.log(2.0))
+    terms = j * math.log(rate) + choose + last
+    return float(np.logaddexp.reduce(np.append(terms, 0.0))) / (alpha - 1)
+
+
+def spider_noise(case: Case) -> dict[str, float]:
+    """Theorem F.1 of 001 with R = rounds - 1, as it runs r = 0..R. Both streams are given the whole budget. The
+    difference's noise is the printed cap, at sensitivity 4L/n."""
+    printed_rounds = case.options.rounds - 1
+    common = 2 * math.sqrt(math.log(1 / case.delta)) / case.epsilon
+    value = common * math.sqrt(max(printed_rounds / (case.options.restart or 1), 1.0))
+    return {"value": value, "difference": common * math.sqrt(printed_rounds)}
+
+
+CLIPS = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}
+COST = "2n (n at a restart)"
+
+ENTRIES = {
+    "diff2-gd": Entry(
+        RecursiveDifference, ALL, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.3"},
+        example=CLIPS, fixed={"capped": False}, theory=diff2, printed=Printed("DIFF2, Prop. 4.1", diff2_noise),
+        rate="(sqrt(d) / (n N eps))^(4/3)", cost=COST,
+    ),
+    "diff2-bvr-l-sgd": Entry(
+        LocalDifference, BOTH, "DIFF2 with local steps of one silo a round", DIFF2, {"trusted": "Thm 5.3"},
+        example=CLIPS | {"clip_local": 0.7, "local_steps": 3, "batch_local": 8}, fixed={"capped": False},
+        everyone=True, theory=bvr, printed=Printed("DIFF2, Prop. E.2", bvr_noise),
+        rate="(sqrt(d) / (n N eps))^(4/3), fewer rounds", cost="2n, and 2 K b for one silo",
+        bits="32 d, and 32 d for one silo",
+    ),
+    "spider": Entry(
+        RecursiveDifference, ALL, "private gradient differences with restarts, any prox", LOWY,
+        {"untrusted": "Thm 3.1"}, example=CLIPS | {"prox": {"kind": "l1", "strength": 0.01}}, any_prox=True,
+        theory=spider, printed=Printed("Lowy et al., Thm F.1", spider_noise), rate=NONCONVEX, cost=COST,
+    ),
+    "spider-alt": Entry(
+        RecursiveDifference, BOTH, "spider in pairs of rounds on Poisson batches", LOWY,
+        example={"clip": 1.0, "clip_difference": 0.7, "batch": 8}, fixed={"restart": 2}, sampling="poisson",
+        theory=spider_alt, cost="b, then 2b",
+        printed=Printed("Lowy et al., App. H.2", lambda c: lowy_sgd_noise(c, c.options.rounds, "value", "difference")),
+    ),
+    "sdp-spider": Entry(
+        RecursiveDifference, SHUFFLED, "spider on P_vec's sums", LOWY, {"shuffled": "Thm 3.2"}, example=CLIPS,
+        any_prox=True, randomizer="pvec", theory=spider, cost=COST, bits=SUMS,
+    ),
+}  # fmt: skip

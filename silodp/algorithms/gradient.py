@@ -11,12 +11,17 @@ Formal guarantee: R releases `value`, each over a batch drawn by `batch`, of sen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
 
-from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector
+from silodp.algorithms import theory
+from silodp.algorithms.entry import ALL, BOTH, Case, Entry, Printed
+from silodp.algorithms.papers import CONVEX, DIFF2, LOWY, SHUFFLED, SUMS, diff2_noise, lowy_sgd_noise
+from silodp.algorithms.theory import GAP, Choice, condition, whole
+from silodp.core import POINT, Algorithm, Answer, Federation, Silo, Stream, Vector
 from silodp.sampling import BatchRule, Full
 
 
@@ -27,7 +32,7 @@ class State(eqx.Module):
 class GradientDescent(Algorithm):
     """x <- prox(x - step_size * mean of clipped gradients)."""
 
-    queries: ClassVar[tuple[str, ...]] = ("value",)
+    queries: ClassVar = {"value": (POINT,)}
 
     clip: Any
     batch: BatchRule = Full()
@@ -44,3 +49,56 @@ class GradientDescent(Algorithm):
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         return [Stream("value", len(rounds), self.batch)]
+
+
+# --- what the theorems choose, and the noise that the papers print -----------------------------------------
+
+
+def descent(c: Choice) -> None:
+    """Without noise: the longest step for which the descent lemma promises progress; rounds stay the config's."""
+    c.pick("step_size", lambda: 1 / c.L)
+
+
+def prox_sgd(c: Choice) -> None:
+    """prox-sgd: Lowy et al., Thm E.1."""
+    c.pick("clip", lambda: c.G)
+    accuracy = lambda: c.L * GAP / (condition(c) * c.G**2) * min(c.silos * c.n, 1 / c.noise)
+    c.pick("rounds", lambda: whole(2 * condition(c) * math.log(max(math.e, accuracy())), c.n))
+    c.pick("step_size", lambda: 1 / (2 * c.L))
+
+
+def prox_sgd_noise(case: Case) -> dict[str, float]:
+    """sigma^2 = 8 L^2 ln(1/delta) / (eps K)^2 of Theorem E.1's proof."""
+    return {"value": math.sqrt(2 * math.log(1 / case.delta)) / case.epsilon}
+
+
+PL = "kappa^2 d / (mu n^2 N eps^2) + kappa / (mu n N) for proximal PL"
+ONE_PASS: dict[str, Any] = {"sampling": "one-pass", "samplings": ("one-pass",), "any_prox": True, "theory": prox_sgd}
+
+ENTRIES = {
+    "gd": Entry(
+        GradientDescent, BOTH, "gradient descent", private=False, samplings=("full",), theory=descent, cost="n"
+    ),
+    "dp-gd": Entry(
+        GradientDescent, ALL, "full-batch clipped gradients, noised", DIFF2,
+        example={"clip": 1.0}, samplings=("full",), theory=theory.gradient, rate=CONVEX, cost="n",
+        printed=Printed("DIFF2, Prop. 4.1 with restart 1", diff2_noise),
+    ),
+    "mb-sgd": Entry(
+        GradientDescent, BOTH, "minibatch SGD", private=False, sampling="poisson", example={"batch": 8},
+        theory=descent, cost="b",
+    ),
+    "dp-sgd": Entry(
+        GradientDescent, ALL, "minibatch clipped gradients, noised", LOWY,
+        example={"clip": 1.0, "batch": 8}, sampling="poisson", theory=theory.gradient, rate=CONVEX, cost="b",
+        printed=Printed("Lowy et al., App. H.2", lambda c: lowy_sgd_noise(c, c.options.rounds, "value")),
+    ),
+    "prox-sgd": Entry(
+        GradientDescent, BOTH, "one pass of clipped gradients, noised, any prox", LOWY, {"untrusted": "Thm 2.1"},
+        example={"clip": 1.0}, rate=PL, cost="n/R", printed=Printed("Lowy et al., Thm E.1", prox_sgd_noise), **ONE_PASS,
+    ),
+    "sdp-prox-sgd": Entry(
+        GradientDescent, SHUFFLED, "prox-sgd on P_vec's sums", LOWY, {"shuffled": "Thm 2.1"},
+        example={"clip": 1.0, "batch": 4}, randomizer="pvec", cost="n/R", bits=SUMS, **ONE_PASS,
+    ),
+}  # fmt: skip

@@ -15,15 +15,18 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 
+from silodp.algorithms.entry import Entry, Printed
 from silodp.algorithms.gradient import State
-from silodp.core import Algorithm, Federation, Public, Silo, Stream, Vector
+from silodp.algorithms.papers import LOWY, lowy_sgd_noise
+from silodp.algorithms.theory import Choice, horizon, whole
+from silodp.core import POINT, Algorithm, Federation, Public, Silo, Stream, Vector
 from silodp.sampling import BatchRule, Full
 
 
 class LocalSGD(Algorithm):
     """Silos run `local_steps` private steps; the server averages their models."""
 
-    queries: ClassVar[tuple[str, ...]] = ("train",)
+    queries: ClassVar = {"train": (POINT,)}
 
     clip: Any
     local_steps: int = eqx.field(static=True)
@@ -42,5 +45,28 @@ class LocalSGD(Algorithm):
 
         return Public(silo.loop(self.local_steps, step, x))
 
+    def stream_of(self, query: str) -> str:
+        return "local"
+
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
-        return [Stream("local", len(rounds) * self.local_steps, self.batch)]
+        return [Stream("local", len(rounds) * self.local_steps, self.batch, local=True)]
+
+
+def steps_of(c: Choice) -> None:
+    """local-sgd: no theorem in the papers; as many local steps in all as `gradient` takes, K times shorter (ours)."""
+    c.pick("clip", lambda: c.G)
+    rounds = c.pick("rounds", lambda: whole(horizon(c) / c.steps))
+    c.pick("step_size", lambda: min(1.0, horizon(c) / rounds) / (c.steps * c.L))
+
+
+ENTRIES = {
+    "local-sgd": Entry(
+        LocalSGD, ("untrusted",), "silos train locally with noise, models are averaged", LOWY,
+        example={"clip": 1.0, "batch": 8, "local_steps": 3}, sampling="poisson",
+        samplings=("full", "poisson", "fixed"), theory=steps_of, cost="K b",
+        printed=Printed(
+            "Lowy et al., App. H.2",
+            lambda c: lowy_sgd_noise(c, c.options.rounds * (c.options.local_steps or 1), "local"),
+        ),
+    ),
+}  # fmt: skip

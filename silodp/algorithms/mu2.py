@@ -17,6 +17,7 @@ sensitivity 2*clip/chunk for it, and the record of the first round is charged fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -24,7 +25,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from silodp.core import Algorithm, Answer, Federation, Release, Silo, Stream, Vector
+from silodp.algorithms.entry import BOTH, Case, Entry, Printed
+from silodp.algorithms.papers import MU2
+from silodp.algorithms.theory import Choice
+from silodp.core import POINT, Algorithm, Answer, Federation, Release, Silo, Stream, Vector
+from silodp.privacy import gaussian
 from silodp.prox import Ball
 from silodp.sampling import Cumulative
 
@@ -38,7 +43,7 @@ class State(eqx.Module):
 class Mu2(Algorithm):
     """Every silo keeps q_i; the server only ever sees it with noise."""
 
-    queries: ClassVar[tuple[str, ...]] = ("corrected",)
+    queries: ClassVar = {"corrected": (POINT, POINT)}
 
     clip: Any
     diameter: Any
@@ -64,5 +69,37 @@ class Mu2(Algorithm):
         silo.memory = silo.memory + s.value
         return Release(silo.memory, s.bound, "value")
 
+    def stream_of(self, query: str) -> str:
+        return "value"
+
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         return [Stream("value", len(rounds), self.batch)]
+
+
+def paper_choice(c: Choice) -> None:
+    """Reshef and Levy, Thm 5.2 (untrusted) and 6.2 (trusted). For chunks of b records S is S/b (ours)."""
+    options, chunk = c.options, c.options.batch or 1
+    D = c.constant("diameter")
+    rounds = c.pick("rounds", lambda: c.n // chunk) if options.theory else options.rounds
+    clip = c.pick("clip", lambda: c.G + 2 * c.L * D)
+    noisy = lambda: c.rho * D * c.spread * chunk / (2 * clip * math.sqrt(c.d)) if c.privacy.private else math.inf
+    c.pick("step_size", lambda: min(noisy(), 1 / (4 * c.L)) / rounds)
+
+
+def printed_noise(case: Case) -> dict[str, float]:
+    """Theorems 5.1 and 6.1 of 004: exact, and the claim is in GDP."""
+    rho = case.gdp if case.gdp is not None else gaussian.mu_of(case.epsilon, case.delta)
+    return {"value": math.sqrt(case.options.rounds) / rho}
+
+
+ENTRIES = {
+    "mu2": Entry(
+        Mu2, BOTH, "corrected momentum, one pass, convex, on a ball", MU2,
+        {"untrusted": "Thm 5.2", "trusted": "Thm 6.2"},
+        example={"clip": 1.0, "diameter": 4.0, "batch": 2}, sampling="cumulative", samplings=("cumulative",),
+        everyone=True, rate="1/sqrt(N n) + sqrt(d) / (n sqrt(N) eps) untrusted (n N eps trusted)",
+        cost="2 per record of the chunk", theory=paper_choice,
+        asked_by=("gradient_bound", "smoothness", "diameter"),
+        printed=Printed("mu2, Thm 5.1 and 6.1", printed_noise, claims_gdp=True),
+    ),
+}  # fmt: skip

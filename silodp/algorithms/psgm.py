@@ -22,21 +22,41 @@ releases `local` in each of its rounds. With `batch_first` the value of round 0 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 
-from silodp.algorithms.refine import State, advance, local_stream, refined
-from silodp.core import FIRST, Algorithm, Answer, Federation, Public, Silo, Stream, Vector, distance
+from silodp.algorithms.differences import LocalSteps, State
+from silodp.algorithms.entry import ALL, Case, Entry, Printed
+from silodp.algorithms.papers import FULL, PSGM, SHUFFLED
+from silodp.algorithms.theory import (
+    GAP,
+    Choice,
+    difference_clips,
+    difference_noise,
+    local_limits,
+    optimum,
+    stable_step,
+    whole,
+)
+from silodp.core import POINT, Answer, Federation, Silo, Stream, Vector, distance
+from silodp.errors import Inadmissible
 from silodp.sampling import BatchRule, Full
 
 
-class MomentumDifference(Algorithm):
+class MomentumDifference(LocalSteps):
     """STORM's estimator, with local steps of one silo a round."""
 
-    queries: ClassVar[tuple[str, ...]] = ("value", "difference", "fused_value", "first_value", "refine")
+    queries: ClassVar = {
+        "value": (POINT,),
+        "difference": (POINT, POINT),
+        "fused_value": (POINT, POINT),
+        "first_value": (POINT,),
+        "refine": (POINT, POINT, POINT),
+    }
 
     clip: Any
     clip_difference: Any
@@ -44,15 +64,12 @@ class MomentumDifference(Algorithm):
     batch: BatchRule = Full()
     batch_first: BatchRule | None = None
     fused: bool = eqx.field(static=True, default=False)
-    clip_local: Any = None
-    local_steps: int = eqx.field(static=True, default=1)
-    batch_local: BatchRule = Full()
 
     def init(self, x0: Vector) -> State:
         return State(x0, x0, jnp.zeros_like(x0))
 
     def round(self, state: State, fed: Federation) -> State:
-        return advance(self, state.x, self.estimate(state, fed), fed)
+        return self.advance(state.x, self.estimate(state, fed), fed)
 
     def estimate(self, state: State, fed: Federation) -> Vector:
         if self.batch_first is None:
@@ -78,7 +95,7 @@ class MomentumDifference(Algorithm):
         return silo.mean([x], [1.0], self.clip, "value", self.batch)
 
     def first_value(self, silo: Silo, x: Vector) -> Answer:
-        return silo.mean([x], [1.0], self.clip, FIRST, self.batch_first)
+        return silo.mean([x], [1.0], self.clip, "first", self.batch_first)
 
     def difference(self, silo: Silo, x: Vector, y: Vector) -> Answer:
         return silo.mean([x, y], [1.0, -1.0], self.difference_clip(x, y), "difference", self.batch)
@@ -95,11 +112,8 @@ class MomentumDifference(Algorithm):
     def difference_clip(self, x: Vector, y: Vector) -> Any:
         return None if self.clip_difference is None else self.clip_difference * distance(x, y)
 
-    def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector) -> Public:
-        return refined(self, silo, x, y, v)
-
     def stream_of(self, query: str) -> str:
-        return {"fused_value": "value", "first_value": FIRST, "refine": "local"}.get(query, query)
+        return {"fused_value": "value", "first_value": "first", "refine": "local"}.get(query, query)
 
     @property
     def together(self) -> int:
@@ -111,6 +125,115 @@ class MomentumDifference(Algorithm):
         streams = [
             Stream("value", len(rounds) - first, self.batch),
             Stream("difference", later, self.batch),
-            local_stream(self, silo, len(sizes), rounds),
+            self.local_stream(silo, len(sizes), rounds),
         ]
-        return streams if self.batch_first is None else [*streams, Stream(FIRST, first, self.batch_first)]
+        if self.batch_first is None:
+            return streams
+        return [*streams, Stream("first", first, self.batch_first, alone=True)]
+
+
+# --- what the theorems choose ------------------------------------------------------------------------------
+
+
+def choice(c: Choice) -> None:
+    """mb-psgm, ce-psgm: PSGM, Thm A.3, A.4, 4.2, A.2, proved there for the shuffle model. The theorems fix no rounds:
+    those are chosen at which descent is as small as the cost of privacy (ours). Their bound on the step by the noise,
+    sqrt(momentum) reach eps / (sqrt(d R) K L), is that of differences with 1/momentum for the restart interval, and
+    is taken with the same constants: with constant 1 runs diverge."""
+    difference_clips(c)
+    K, b = c.steps, c.options.batch_local or c.n
+    if K > 1:
+        c.pick("clip_local", lambda: c.L)
+    rounds = c.pick("rounds", lambda: whole(GAP * c.L / optimum(c)))
+    momentum = c.pick("momentum", lambda: best_momentum(c, rounds))
+    c.pick("step_size", lambda: min(step_limit(c, K, momentum, rounds), *local_limits(c, K, b, rounds)))
+
+
+def best_momentum(c: Choice, rounds: int) -> float:
+    scale = (GAP * c.L) ** (2 / 3) / c.G ** (4 / 3)
+    private = scale / (c.noise ** (1 / 3) * rounds)
+    sampled = scale * (c.silos * c.options.batch) ** (1 / 3) / rounds ** (2 / 3) if c.options.batch else math.inf
+    return min(1.0, max(1 / rounds, min(private, sampled)))
+
+
+def step_limit(c: Choice, K: int, momentum: float, rounds: int) -> float:
+    stream = "value" if c.options.fused else "difference"  # a fused message carries the difference too
+    private = stable_step(c, difference_noise(c, stream, rounds=rounds), 1 / momentum) / K
+    sampled = math.sqrt(momentum * c.silos * c.options.batch) / (K * c.L) if c.options.batch else math.inf
+    return min(private, sampled)
+
+
+# --- the noise that the paper prints -----------------------------------------------------------------------
+
+
+def printed_level(case: Case) -> dict[str, float]:
+    """1/eps0 of the printed conditions; they are refused together when no eps0 meets them."""
+    eps0, reasons = paper_eps0(case)
+    if (case.options.local_steps or 1) > 1:
+        reasons = (*reasons, "Thm 4.1 gives the noise of local steps only up to a constant")
+    if reasons:
+        raise Inadmissible(reasons)
+    return {"message": 1 / eps0}
+
+
+def paper_eps0(case: Case) -> tuple[float, tuple[str, ...]]:
+    """eps0 from the printed conditions of Lemma A.9 and the budget of Theorem 4.1 (constant 1536), and those of them
+    that forbid one. All of them bound e^eps0 from above, but Lemma A.8 is stated for eps0 >= 1 only."""
+    constant, order = 1536, 1 + 2 * math.log(1 / case.delta) / case.epsilon
+    first = case.options.batch_first or case.batch
+    limits, reasons = [], []
+    for size in sorted({first, case.batch}):
+        rate, sent = size / case.records, case.silos * size
+        hidden = math.log(1 / rate)
+        if rate > 0.1:
+            reasons.append(f"Lemma A.9 (i): sampling rate {rate:g} is above 0.1")
+        limits += [
+            ("Lemma A.9 (i), 1536 e^eps0 / (M B) <= 0.1", 0.1 * sent / constant),
+            ("Lemma A.9 (iii), 6 * 1536 e^eps0 <= M B ln(1/rate)", sent * hidden / (6 * constant)),
+            ("Lemma A.9 (ii), 1536 >= 16 eps0 ln(1/rate)", math.exp(min(96 / max(hidden, 1), 96))),
+            (
+                f"Lemma A.9, order {order:.1f} <= M B ln(1/rate) / (4 * 1536 e^eps0)",
+                sent * hidden / (4 * constant * order),
+            ),
+        ]
+    sampled = first + case.options.rounds * case.batch  # n (gamma_0 + R gamma_1)
+    spent = 52 * constant * sampled * order / (case.silos * case.records**2)
+    limits.append((f"budget: {spent:.3g} e^eps0 <= epsilon/4", case.epsilon / 4 / spent))
+    for condition, largest in limits:
+        if largest < math.e:
+            allowed = f"eps0 <= {math.log(largest):.2f}" if largest > 0 else "no eps0"
+            reasons.append(f"{condition}: allows {allowed}, but Lemma A.8 needs eps0 >= 1")
+    return math.log(max(min(largest for _, largest in limits), 1e-300)), tuple(reasons)
+
+
+CLIPS = {"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3}
+LOCAL = {"clip_local": 0.7, "local_steps": 3, "batch_local": 8}
+ONE_STEP: dict[str, Any] = {"local_steps": 1, "clip_local": None, "batch_local": Full()}
+ONE_BATCH: dict[str, Any] = {"batch_first": None}
+COMMON: dict[str, Any] = {
+    "theory": choice,
+    "printed": Printed("PSGM, Thm 4.1 and Lemma A.9", printed_level, SHUFFLED),
+    "rate": "1/R + (sqrt(d) / (n N eps))^(4/3) shuffled",
+}
+MESSAGES, AND_LOCAL = "64 d (fused: 32 d)", "64 d (fused: 32 d), and 32 d for one silo"
+
+ENTRIES = {
+    "mb-psgm": Entry(
+        MomentumDifference, ALL, "momentum with private differences (STORM)", PSGM, {"shuffled": "Thm A.3"},
+        example=CLIPS, fixed=ONE_STEP, cost="3b", bits=MESSAGES, **COMMON,
+    ),
+    "ce-psgm": Entry(
+        MomentumDifference, ALL, "momentum with private differences and local steps of one silo a round", PSGM,
+        {"shuffled": "Thm 4.2"}, example=CLIPS | LOCAL, everyone=True, cost="3b, and 2 K b for one silo",
+        bits=AND_LOCAL, **COMMON,
+    ),
+    "mb-psgm-fg": Entry(
+        MomentumDifference, ALL, "mb-psgm on full gradients", PSGM, {"shuffled": "Thm A.4"},
+        example=CLIPS, fixed=ONE_STEP | ONE_BATCH, cost="3n", bits=MESSAGES, **FULL, **COMMON,
+    ),
+    "ce-psgm-fg": Entry(
+        MomentumDifference, ALL, "ce-psgm on full gradients", PSGM, {"shuffled": "Thm A.2"},
+        example=CLIPS | LOCAL, fixed=ONE_BATCH, everyone=True, cost="3n, and 2 K b for one silo", bits=AND_LOCAL,
+        **FULL, **COMMON,
+    ),
+}  # fmt: skip

@@ -15,7 +15,8 @@ Gaussian (docs/privacy.md). The anchor's full mean and SAGA's table stay in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -23,7 +24,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
-from silodp.core import Algorithm, Answer, Federation, Release, Silo, Stream, Vector
+from silodp.algorithms import theory
+from silodp.algorithms.entry import Case, Entry, Printed
+from silodp.algorithms.gradient import GradientDescent
+from silodp.algorithms.papers import SOTERIA
+from silodp.algorithms.theory import Choice, horizon, whole
+from silodp.core import NUMBER, POINT, Algorithm, Answer, Federation, Release, Silo, Stream, Vector
 from silodp.sampling import Full, TwoLevel
 
 
@@ -43,6 +49,9 @@ class SilosOnly(Algorithm):
     clip: Any
     batch: TwoLevel
 
+    def stream_of(self, query: str) -> str:
+        return "value"
+
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         return [Stream("value", len(rounds), self.batch)]
 
@@ -61,7 +70,7 @@ class Snapshot(eqx.Module):
 class SVRG(SilosOnly):
     """Differences against a snapshot that the server renews by a public coin."""
 
-    queries: ClassVar[tuple[str, ...]] = ("estimate",)
+    queries: ClassVar = {"estimate": (POINT, POINT, NUMBER)}
 
     snapshot_probability: Any
     silos: int = eqx.field(static=True)
@@ -102,7 +111,7 @@ class Table(eqx.Module):
 class SAGA(SilosOnly):
     """Differences against each record's own last gradient."""
 
-    queries: ClassVar[tuple[str, ...]] = ("estimate",)
+    queries: ClassVar = {"estimate": (POINT,)}
 
     def init(self, x0: Vector) -> State:
         return State(x0)
@@ -127,3 +136,112 @@ class SAGA(SilosOnly):
         kept = jax.tree.map(lambda t, n: t.at[batch.rows].set(n, mode="drop"), table.gradients, new)
         silo.memory = Table(kept, table.mean + change / silo.size)
         return self.bounded(silo, change / batch.divisor + table.mean)
+
+
+# --- what the corollaries choose, and the noise that the paper prints --------------------------------------
+
+
+def shift_cost(c: Choice) -> float:
+    """tau of SoteriaFL: what compression costs, spread over the silos."""
+    return math.sqrt((1 + c.omega) ** 3 / c.silos)
+
+
+def sgd_choice(c: Choice) -> None:
+    """soteria-sgd: Cor. 1. Its batch's sqrt((1+omega) L d ln) / (n eps G) is read off `noise`."""
+    spread = lambda: shift_cost(c) / (2 * (1 + c.omega))
+    local_noise = lambda: math.sqrt((1 + c.omega) * c.L * c.noise * c.silos) / c.G
+    c.pick("batch", lambda: whole(math.sqrt(spread()) / local_noise(), c.n))
+    gd_choice(c)
+
+
+def gd_choice(c: Choice) -> None:
+    """soteria-gd: Cor. 1 with all records."""
+    c.pick("clip", lambda: c.G)
+    c.pick("rounds", lambda: whole(horizon(c) * (1 + math.sqrt(shift_cost(c)))))
+    c.pick("step_size", lambda: 1 / ((1 + 2 * shift_cost(c)) * c.L))
+
+
+def svrg_choice(c: Choice) -> None:
+    """soteria-svrg, ldp-svrg: Cor. 2 (omega = 0 without compression)."""
+    c.pick("clip", lambda: c.G)
+    batch = c.pick("batch", lambda: whole(c.n ** (2 / 3) / 4))
+    p = c.pick("snapshot_probability", lambda: batch / c.n)
+    c.pick("rounds", lambda: whole(horizon(c) * max(1.0, shift_cost(c))))
+    pace = p ** (2 / 3) * batch ** (1 / 3)
+    c.pick("step_size", lambda: min(pace, 0.25) * min(1.0, 1 / shift_cost(c)) / (2 * c.L))
+
+
+def saga_choice(c: Choice) -> None:
+    """soteria-saga: Cor. 3."""
+    c.pick("clip", lambda: c.G)
+    c.pick("batch", lambda: whole(3 * c.n ** (2 / 3), c.n))
+    c.pick("rounds", lambda: whole(horizon(c) * max(1.0, shift_cost(c))))
+    c.pick("step_size", lambda: min(1.0, 1 / shift_cost(c)) / (3 * c.L))
+
+
+CONSTANT = 48.0  # the paper leaves c open; this is the value in its authors' program
+
+
+def std(case: Case, squares: float, constant: float = CONSTANT) -> float:
+    """Eq. (4) of 002, in units of G; `squares`: G_A^2/4 + G_B^2 in units of G^2."""
+    log = math.log(1 / case.delta)
+    return math.sqrt(constant * squares * case.options.rounds * log) / (case.records * case.epsilon)
+
+
+def printed_mean(batch: Callable[[Case], int]) -> Callable[[Case], dict[str, float]]:
+    return lambda case: {"value": std(case, 0.25) * batch(case) / 2}
+
+
+def printed_reduced(case: Case) -> dict[str, float]:
+    """SVRG and SAGA: G_A = 2 G, G_B = G; our multiplier is relative to the bound of their two levels."""
+    return {"value": std(case, 2.0) / TwoLevel(case.batch).bound_over_clip(case.records)}
+
+
+EQ4 = "SoteriaFL, eq. (4), constant 48"
+RATE = "sqrt((1+omega) d) / (n sqrt(N) eps)"
+PLAIN_RATE = "sqrt(d) / (n sqrt(N) eps)"
+UNTRUSTED = ("untrusted",)
+RAND_K: dict[str, Any] = {"compressor": "rand-k", "keep": 3}
+COMPRESSED: dict[str, Any] = {"rate": RATE, "bits": "the compressor's: rand-k 32 k + 64"}
+TWO_LEVEL: dict[str, Any] = {"sampling": "two-level", "samplings": ("two-level",)}
+
+ENTRIES = {
+    "soteria-gd": Entry(
+        GradientDescent, UNTRUSTED, "shifted compression of noised gradients", SOTERIA, {"untrusted": "Cor. 1"},
+        example={"clip": 1.0} | RAND_K, samplings=("full",), compression="shifted", theory=gd_choice, cost="n",
+        printed=Printed(EQ4, printed_mean(lambda case: case.records)), **COMPRESSED,
+    ),
+    "soteria-sgd": Entry(
+        GradientDescent, UNTRUSTED, "shifted compression of noised minibatch gradients", SOTERIA,
+        {"untrusted": "Cor. 1"}, example={"clip": 1.0, "batch": 8} | RAND_K, sampling="poisson",
+        compression="shifted", theory=sgd_choice, cost="b",
+        printed=Printed(EQ4, printed_mean(lambda case: case.batch)), **COMPRESSED,
+    ),
+    "soteria-svrg": Entry(
+        SVRG, UNTRUSTED, "shifted compression, SVRG in the silos", SOTERIA, {"untrusted": "Cor. 2"},
+        example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3} | RAND_K, compression="shifted",
+        theory=svrg_choice, cost="2b (+ n at a snapshot)", printed=Printed(EQ4, printed_reduced), **COMPRESSED,
+        **TWO_LEVEL,
+    ),
+    "soteria-saga": Entry(
+        SAGA, UNTRUSTED, "shifted compression, SAGA in the silos", SOTERIA, {"untrusted": "Cor. 3"},
+        example={"clip": 1.0, "batch": 8} | RAND_K, compression="shifted", theory=saga_choice, cost="b",
+        printed=Printed(EQ4, printed_reduced), **COMPRESSED, **TWO_LEVEL,
+    ),
+    "cdp-sgd": Entry(
+        GradientDescent, UNTRUSTED, "plain compression of noised minibatch gradients", SOTERIA,
+        {"untrusted": "Thm 1"}, example={"clip": 1.0, "batch": 8} | RAND_K, sampling="poisson",
+        compression="plain", theory=theory.gradient, cost="b",
+        printed=Printed("SoteriaFL, Thm 4", printed_mean(lambda case: case.batch)), **COMPRESSED,
+    ),
+    "ldp-sgd": Entry(
+        GradientDescent, UNTRUSTED, "noised minibatch gradients, uncompressed", SOTERIA,
+        example={"clip": 1.0, "batch": 8}, sampling="poisson", compression="none", theory=theory.gradient,
+        rate=PLAIN_RATE, cost="b", printed=Printed(EQ4, printed_mean(lambda case: case.batch)),
+    ),
+    "ldp-svrg": Entry(
+        SVRG, UNTRUSTED, "SVRG in the silos, uncompressed", SOTERIA,
+        example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3}, compression="none", theory=svrg_choice,
+        rate=PLAIN_RATE, cost="2b (+ n at a snapshot)", printed=Printed(EQ4, printed_reduced), **TWO_LEVEL,
+    ),
+}  # fmt: skip

@@ -21,7 +21,7 @@ RIDGE = 1e-9  # noise that repeats makes the covariance singular
 
 @dataclass(frozen=True)
 class Reading:
-    """A measured mu and its standard error."""
+    """A measured lower bound on a privacy parameter (mu, eps0 or an advantage) and its standard error."""
 
     mu: float
     error: float

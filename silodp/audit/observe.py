@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from silodp.channels import BinomialServer, Channel, TrustedServer
-from silodp.channels.compressed import Compressed
+from silodp.channels import Channel
 from silodp.core import Answer, Public, Silo, Vector
-from silodp.privacy.certificate import settle
+from silodp.plan.certificate import settle
 from silodp.run.federation import Ends, SimulatedFederation
 from silodp.run.runner import Prepared
 from silodp.run.simulate import start
@@ -52,18 +51,9 @@ class Watched:
         self.messages = messages
         return self.channel.receive(messages, *rest)
 
-    def seen(self, mean: Vector, wires: PyTree, masked: bool) -> Float[Array, "views d"]:
-        """One row for everybody when only the mean is seen, else a row for each silo.
-
-        A compressed message is seen as it was before compression, which can only show more; but when its claim is that
-        rand-k's mask hides what it drops, without that.
-        """
-        if isinstance(self.channel, TrustedServer | BinomialServer):
-            return mean[None]
-        if isinstance(self.messages, Compressed):
-            private = self.messages.vector + wires.get(self.messages.stream, 0.0)
-            return jnp.where(self.messages.decoded != 0, private, 0.0) if masked else private
-        return self.messages
+    def seen(self, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
+        """What an adversary sees, as the channel says: one row for everybody, or a row for each silo."""
+        return self.channel.seen(self.messages, mean, before)
 
 
 class WatchedFederation:
@@ -75,8 +65,7 @@ class WatchedFederation:
         self.views = [View() for _ in range(self.silos)]
         # Functions of this federation alone: a program never outlives the code it was compiled from.
         self.ends = compiled(lambda *given: start(*given).ends)(self.problem, self.setting)
-        masked = prepared.config.privacy.mask_amplification
-        self._mean = compiled(lambda *given: ask_everyone(masked, *given))
+        self._mean = compiled(lambda *given: ask_everyone(*given))
         self._local = compiled(lambda *given: ask_one(*given))
 
     def begin_round(self, round: int) -> None:
@@ -133,13 +122,11 @@ def simulated(facts: tuple[Any, ...], ends: Ends, channel: Any) -> SimulatedFede
     )
 
 
-def ask_everyone(
-    masked: bool, facts: tuple[Any, ...], ends: Ends, query: Any, public: tuple[Array, ...]
-) -> tuple[Any, ...]:
+def ask_everyone(facts: tuple[Any, ...], ends: Ends, query: Any, public: tuple[Array, ...]) -> tuple[Any, ...]:
     watched = Watched(facts[1].channel)
     fed = simulated(facts, ends, watched)
     value = fed.mean(query, *public)
-    return value, fed.ends, watched.seen(value, ends.silo_channel, masked), watched.public
+    return value, fed.ends, watched.seen(value, ends.silo_channel), watched.public
 
 
 def ask_one(facts: tuple[Any, ...], ends: Ends, index: Array, task: Any, public: tuple[Array, ...]) -> tuple[Any, ...]:
@@ -154,6 +141,6 @@ def observe(prepared: Prepared, blank: Bool[np.ndarray, " k"]) -> list[View]:
     for r in range(prepared.problem.rounds):
         fed.begin_round(r)
         state = prepared.setting.algorithm.round(state, fed)
-    if prepared.plan is not None:
+    if prepared.plan.private:
         settle(prepared.plan, fed.ends.accounts)
     return fed.views

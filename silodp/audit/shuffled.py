@@ -11,6 +11,7 @@ records is the worst case for all of them. Many batches are drawn with either of
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from threading import Lock
@@ -19,23 +20,22 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 from scipy.stats import norm as gaussian
 
 from silodp.audit import attack
 from silodp.audit.attack import Reading
-from silodp.channels.shuffled import ShuffledServer, message_bytes, message_vector
-from silodp.core import Account, Silo
+from silodp.channels.sealed import Terms
+from silodp.channels.shuffled import MESSAGE, Shuffled, message_bytes, message_vector
+from silodp.core import Account, Silo, Site
 from silodp.data import FederatedData, SiloData
+from silodp.deploy.shuffler import Shuffler
 from silodp.models import Model, from_loss
-from silodp.privacy.messages import Messages
-from silodp.privacy.plan import MESSAGE, Plan
-from silodp.privacy.shuffled import Shuffled
-from silodp.randomness import SeededRandomness
-from silodp.run import federation
+from silodp.plan.plan import Plan
+from silodp.privacy.clones import Messages
+from silodp.privacy.clones import Shuffled as Hiding
+from silodp.randomness import SeededRandomness, party_key
 from silodp.run.runner import Prepared
-from silodp.shuffle import audit as shuffled
-from silodp.shuffle.shuffler import Shuffler, Terms
 
 SIZES = (16, 16)
 DIMENSION, CLIP = 4, 1.0
@@ -51,7 +51,8 @@ class Found:
     """Claims of one round and what the attacks read; the central ones as the mu of a Gaussian release."""
 
     claim_eps0: float
-    local: shuffled.Reading
+    attained: bool  # a message of the plan's level really reaches it
+    local: Reading
     claim_mu: float
     central: Reading
     correlation_rounds: float
@@ -85,7 +86,6 @@ class Attacks:
 
     def on(self, prepared: Prepared) -> Found:
         plan = prepared.plan
-        assert plan is not None
         case = hiding_of(plan), plan.multipliers[MESSAGE]
         with self.locks[case]:
             if case not in self.found:
@@ -95,22 +95,24 @@ class Attacks:
 
 def attack_messages(prepared: Prepared) -> Found:
     plan = prepared.plan
-    assert plan is not None
     hiding = hiding_of(plan)
     eps0 = 1 / plan.multipliers[MESSAGE][0]
     own = [hiding.own, hiding.messages - hiding.own]
     signs = [silo_signs(own, victim) for victim in (1.0, -1.0)]
     drawn = draw(prepared, signs)
     batches = [np.concatenate(silos, axis=1) for silos in drawn]
-    sides = shuffled.on_side(np.stack(batches), DIRECTION)
+    sides = on_side(np.stack(batches), DIRECTION)
     positive = np.stack([np.tile(np.concatenate(each), (TRIALS, 1)) for each in signs]) > 0
     admitted = float(hiding.pld(eps0, 1).get_delta_for_epsilon(0.0))
-    count = shuffled.advantage(*(shuffled.many_on_side(b, DIRECTION) for b in batches))
-    first = shuffled.advantage(*(shuffled.first_on_side(released(b, own), DIRECTION) for b in batches))
+    count = advantage(*(many_on_side(b, DIRECTION) for b in batches))
+    first = advantage(*(first_on_side(released(b, own), DIRECTION) for b in batches))
     noise = np.array([[silo[:, :, 1].ravel()[: TRIALS * min(own)] for silo in silos] for silos in drawn])
+    channel = plan.channel
+    assert isinstance(channel, Shuffled)
     return Found(
         eps0,
-        shuffled.local_level(sides[positive], sides[~positive]),
+        channel.randomizer.hides == "duchi",
+        local_level(sides[positive], sides[~positive]),
         as_mu(admitted),
         max((central(count), central(first)), key=lambda reading: reading.least),
         max(attack.repeated_noise(noise[:, silo]) for silo in range(len(own))),
@@ -119,7 +121,7 @@ def attack_messages(prepared: Prepared) -> Found:
     )
 
 
-def hiding_of(plan: Plan) -> Shuffled:
+def hiding_of(plan: Plan) -> Hiding:
     """What hides one message whose record is in the batch."""
     sampling = next(s.releases.sampling for s in plan.spent(0) if s.releases.stream == MESSAGE)
     assert isinstance(sampling, Messages)
@@ -135,22 +137,13 @@ def silo_signs(own: list[int], victim: float) -> list[np.ndarray]:
 
 def draw(prepared: Prepared, signs: list[list[np.ndarray]]) -> list[list[Batches]]:
     """TRIALS batches for each victim (a round of its own) and silo."""
-    channel = prepared.parts.channel
-    assert isinstance(channel, ShuffledServer)
-    individual = dataclasses.replace(channel, individual=True)
+    individual = prepared.plan.noised.alone()
 
     def send(features: Array, round: Array, index: Array) -> Array:
-        silo = Silo(
-            objective=prepared.problem.objective,
-            channel=individual,
-            records=(features, jnp.zeros(features.shape[0])),
-            size=jnp.int32(features.shape[0]),
-            index=index,
-            round=round,
-            randomness=SeededRandomness(federation.silo_key(prepared.setting.key, round, index)),
-            memory=(),
-            account=Account.empty(["value"]),
-        )
+        records = (features, jnp.zeros(features.shape[0]))
+        site = Site(prepared.problem.objective, individual, records, jnp.int32(features.shape[0]), index)
+        coins = SeededRandomness(party_key(prepared.setting.key, round, index))
+        silo = Silo(site, round, coins, (), Account.empty(["value"]))
         return individual.send(silo.mean([prepared.setting.x0], [1.0], CLIP, "value"), silo, ())[0]
 
     compiled = eqx.filter_jit(send)  # of this audit alone: a program never outlives the code it was compiled from
@@ -183,6 +176,36 @@ def as_mu(advantage: float) -> float:
     return 2 * float(gaussian.ppf((1 + advantage) / 2))
 
 
-def central(reading: shuffled.Reading) -> Reading:
-    mu = as_mu(min(reading.estimate, 1 - 1e-9))
+def central(reading: Reading) -> Reading:
+    mu = as_mu(min(reading.mu, 1 - 1e-9))
     return Reading(mu, reading.error / float(gaussian.pdf(mu / 2)))
+
+
+def local_level(event: Bool[np.ndarray, " t"], opposite: Bool[np.ndarray, " t"]) -> Reading:
+    """log P(event)/Q(event) from trials under an input and under the opposite one (claim: eps0)."""
+    p, q = float(np.mean(event)), float(np.mean(opposite))
+    if p == 0 or q == 0:
+        return Reading(math.inf if p > 0 else 0.0, 0.0)
+    error = math.sqrt((1 - p) / (p * event.size) + (1 - q) / (q * opposite.size))
+    return Reading(math.log(p / q), error)
+
+
+def advantage(event: Bool[np.ndarray, " t"], opposite: Bool[np.ndarray, " t"]) -> Reading:
+    """P(event) - Q(event) (claim: delta(0) of the release)."""
+    p, q = float(np.mean(event)), float(np.mean(opposite))
+    return Reading(p - q, math.sqrt(p * (1 - p) / event.size + q * (1 - q) / opposite.size))
+
+
+def on_side(messages: Float[np.ndarray, "*t d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, "*t"]:
+    """Sign attack: does a message point to the side of `direction`?"""
+    return messages @ direction > 0
+
+
+def many_on_side(released: Float[np.ndarray, "t n d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, " t"]:
+    """Count attack on a shuffled batch: are more than half of its messages on that side?"""
+    return on_side(released, direction).sum(axis=1) * 2 > released.shape[1]
+
+
+def first_on_side(released: Float[np.ndarray, "t n d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, " t"]:
+    """Position attack: the first message is a known sender's if nobody shuffles; its side?"""
+    return on_side(released[:, 0], direction)

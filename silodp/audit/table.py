@@ -13,26 +13,26 @@ import numpy as np
 from rich.table import Table
 from scipy.stats import norm as gaussian
 
-from silodp.algorithms import REGISTRY, Entry, find
+from silodp import registry
+from silodp.algorithms import REGISTRY, find
+from silodp.algorithms.entry import Entry
 from silodp.audit import attack
 from silodp.audit.attack import Reading
 from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, canary_data, canary_model, make_canaries
 from silodp.audit.observe import View, observe
 from silodp.audit.shuffled import Attacks, Found, message_data, message_model
-from silodp.config import Config, ConfigError, parse_config
+from silodp.channels.channel import Form
+from silodp.config import Config, parse_config
+from silodp.errors import ConfigError
+from silodp.plan.plan import Plan
 from silodp.privacy import accountant
-from silodp.privacy.events import Spent
-from silodp.privacy.plan import Plan
+from silodp.privacy.kinds import Spent
 from silodp.run.runner import Prepared, prepare
 from silodp.sampling import Cumulative, OnePass
 
-TRUSTS = ("trusted", "untrusted", "shuffled")
-RANDOMIZERS = ("duchi", "privunit")  # of single messages; pvec's sums are attacked like any other mean
-GRID = 6000  # levels of pvec: so fine that the rounding, which the claim allows for, is next to nothing
 ROUNDS = 6
 KINDS = (STEADY, TURNING)
 EPSILON, DELTA = 8.0, 1e-5  # loose on purpose: what leaks is then large against the standard error
-SUMS_EPSILON = 4.0  # so few coins as 8 would need are no Gaussian any more, and refused
 WEAK = 0.9  # a claim that is attained must be read at least to this part
 OK, EXCEEDED, BLIND, REPEATED = "ok", "claim exceeded", "canaries too weak", "noise repeats"
 STANDARD_ERRORS = 5  # of a correlation: there are some hundred pairs of releases in the table
@@ -40,12 +40,21 @@ STANDARD_ERRORS = 5  # of a correlation: there are some hundred pairs of release
 
 @dataclass(frozen=True)
 class Case:
-    """`masked`: with the claim that rand-k's mask hides what it drops. `randomizer`: of messages sent one by one."""
+    """An algorithm under a trust model, in one of the forms that the trust model is audited in."""
 
     name: str
     trust: str
-    masked: bool = False
-    randomizer: str | None = None
+    form: Form
+
+    @property
+    def masked(self) -> bool:
+        """With the claim that rand-k's mask hides what it drops."""
+        return self.form.changes.get("privacy.mask_amplification", False)
+
+    @property
+    def randomizer(self) -> str | None:
+        """Of messages that are attacked one by one."""
+        return self.form.changes.get("algorithm.randomizer") if self.form.per_record else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ def audit(algorithms: Sequence[str] | None = None, trusts: Sequence[str] | None 
         refuse(name, find(name), trusts)
     cases = [case for name in names for case in cases_of(name) if trusts is None or case.trust in trusts]
     if not cases:
-        supported = " or ".join(REGISTRY[names[0]].trusts)
+        supported = " or ".join(trusts_of(find(names[0])))
         raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
     # Most of the time goes into compiling, which lets other threads work.
     attacks = Attacks()
@@ -85,27 +94,25 @@ def audit(algorithms: Sequence[str] | None = None, trusts: Sequence[str] | None 
         return list(pool.map(lambda case: audit_one(case, seed, attacks), cases))
 
 
+def trusts_of(entry: Entry) -> Sequence[str]:
+    return registry.names("channel") if entry.trusts is None else entry.trusts
+
+
 def cases_of(name: str) -> list[Case]:
-    entry = REGISTRY[name]
-    maskable = entry.example.get("compressor") == "rand-k" and entry.sampling is None  # full batches only
-    cases = [Case(name, trust) for trust in entry.trusts if trust != "shuffled" or entry.randomizer == "pvec"]
-    if maskable:
-        cases.append(Case(name, "untrusted", masked=True))
-    if "shuffled" in entry.trusts and entry.randomizer != "pvec":
-        cases += [Case(name, "shuffled", randomizer=randomizer) for randomizer in RANDOMIZERS]
-    return cases
+    entry = find(name)
+    forms = lambda trust: registry.find("channel", trust).audited(entry, entry.example)
+    return [Case(name, trust, form) for trust in trusts_of(entry) for form in forms(trust)]
 
 
 def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
     if not entry.private:
         raise ConfigError(f"algorithm.name = {name!r}: adds no noise, so it claims nothing to audit")
     for trust in trusts or ():
-        if trust not in TRUSTS:
-            raise ConfigError(f"privacy.trust = {trust!r}: unknown; give {' or '.join(TRUSTS)}")
+        registry.check("channel", trust)
 
 
 def audit_one(case: Case, seed: int, attacks: Attacks) -> Row:
-    return audit_run(case, seed) if case.randomizer is None else audit_messages(case, seed, attacks)
+    return audit_messages(case, seed, attacks) if case.form.per_record else audit_run(case, seed)
 
 
 def audit_messages(case: Case, seed: int, attacks: Attacks) -> Row:
@@ -118,20 +125,19 @@ def audit_messages(case: Case, seed: int, attacks: Attacks) -> Row:
         found.claim_mu,
         found.central.mu,
         found.central.error,
-        message_verdict(case, found),
+        message_verdict(found),
         found.correlation_rounds,
         found.correlation_silos,
         randomizer=case.randomizer,
         claim_eps0=found.claim_eps0,
-        measured_eps0=found.local.estimate,
+        measured_eps0=found.local.mu,
     )
 
 
-def message_verdict(case: Case, found: Found) -> str:
+def message_verdict(found: Found) -> str:
     repeated = max(found.correlation_rounds, found.correlation_silos) > STANDARD_ERRORS / math.sqrt(found.draws)
-    local = Reading(*found.local)
     verdicts = (
-        verdict(found.claim_eps0, case.randomizer == "duchi", local, repeated),
+        verdict(found.claim_eps0, found.attained, found.local, repeated),
         verdict(found.claim_mu, False, found.central, repeated),
     )
     return next((each for each in (EXCEEDED, REPEATED, BLIND) if each in verdicts), OK)
@@ -141,7 +147,6 @@ def audit_run(case: Case, seed: int) -> Row:
     """A whole run, attacked through its canaries."""
     canaries = make_canaries(seed, sizes_of(case))
     prepared = prepare(small_run(case, seed), canary_data(canaries), canary_model(canaries.sign.size))
-    assert prepared.plan is not None
     views = observe(prepared, canaries.blank)
     claim, attained = claimed(prepared.plan)
     read = attack.separation if attained else attack.guessing
@@ -152,7 +157,7 @@ def audit_run(case: Case, seed: int) -> Row:
     return Row(
         case.name,
         case.trust,
-        tuple(dict.fromkeys(s.name for own in prepared.plan.streams for s in own if s.count)),
+        tuple(dict.fromkeys(s.name for own in prepared.plan.declared.streams for s in own if s.count)),
         claim,
         worst.mu,
         worst.error,
@@ -172,41 +177,27 @@ def verdict(claim: float, attained: bool, worst: Reading, repeated: bool) -> str
 
 
 def sizes_of(case: Case) -> tuple[int, ...]:
-    """Fewer records where every coordinate of each is rounded."""
-    return tuple(n // 2 for n in SIZES) if case.trust == "shuffled" else SIZES
+    return tuple(n // case.form.smaller for n in SIZES)
 
 
 def small_run(case: Case, seed: int) -> Config:
     """The algorithm's example, with batches and messages that suit so many records and parameters."""
     entry = find(case.name)
-    options: dict[str, Any] = {"name": case.name, "rounds": ROUNDS, "step_size": STEP_SIZE} | entry.example
-    if case.trust == "shuffled":
+    options: dict[str, Any] = {"name": case.name, "rounds": ROUNDS, "step_size": STEP_SIZE} | dict(entry.example)
+    if registry.find("channel", case.trust).weighs_by_size:
         options["weights"] = "equal" if "batch" in options else "size"  # all messages count alike
-    if case.randomizer is not None:
-        return parsed(case, options | {"randomizer": case.randomizer}, seed)
-    if case.trust == "shuffled":
-        options["grid"] = GRID
-    least, coordinates = min(sizes_of(case)), sum(sizes_of(case))
-    half = least // 2
-    chunk = least // ROUNDS if entry.sampling in ("one-pass", "cumulative") else half
-    suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": coordinates // 8}
-    return parsed(case, options | {key: value for key, value in suited.items() if key in options}, seed)
-
-
-def parsed(case: Case, options: dict[str, Any], seed: int) -> Config:
-    return parse_config(
-        {
-            "privacy": {
-                "trust": case.trust,
-                "epsilon": SUMS_EPSILON if case.trust == "shuffled" and case.randomizer is None else EPSILON,
-                "delta": DELTA,
-                "split": 0.5,
-                "mask_amplification": case.masked,
-            },
-            "algorithm": options,
-            "run": {"seed": seed},
-        }
-    )
+    if not case.form.per_record:
+        least, coordinates = min(sizes_of(case)), sum(sizes_of(case))
+        half = least // 2
+        chunk = least // ROUNDS if entry.sampling in ("one-pass", "cumulative") else half
+        suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": coordinates // 8}
+        options |= {key: value for key, value in suited.items() if key in options}
+    privacy = {"trust": case.trust, "epsilon": EPSILON, "delta": DELTA, "split": 0.5}
+    tree = {"privacy": privacy, "algorithm": options, "run": {"seed": seed}}
+    for dotted, value in case.form.changes.items():
+        section, _, key = dotted.partition(".")
+        tree[section][key] = value
+    return parse_config(tree)
 
 
 def claimed(plan: Plan) -> tuple[float, bool]:
@@ -214,7 +205,7 @@ def claimed(plan: Plan) -> tuple[float, bool]:
 
     Otherwise the mu of a Gaussian mechanism under which signs are guessed right as often as the plan admits.
     """
-    sizes = np.array(plan.federates.sizes)
+    sizes = np.array(plan.facts.sizes)
     exact = [accountant.gdp(plan.spent(silo)) for silo in range(sizes.size)]
     known = [mu for mu in exact if mu is not None]
     if len(known) == sizes.size:

@@ -1,16 +1,51 @@
-"""Trust models. A channel says who adds the noise, and so who has to be trusted."""
+"""TRUST: a file for each trust model, with everything that differs by it: what is checked and accounted, who is
+protected by how much, the words of the certificate, both ends of the channel, and what an auditor sees."""
 
-from silodp.channels.compressed import CompressedServer
-from silodp.channels.gaussian import Channel, Packed, TrustedServer, UntrustedServer, privatise
-from silodp.channels.shuffled import BinomialServer, ShuffledServer
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from silodp.channels.channel import Channel, Packed, Wishes, privatise
+    from silodp.channels.compressed import Compressed
+    from silodp.channels.pvec import Summed
+    from silodp.channels.randomizers import Duchi, PrivUnitG, Randomizer
+    from silodp.channels.shuffled import Shuffled
+    from silodp.channels.trusted import Trusted
+    from silodp.channels.untrusted import Untrusted
+
+# Loaded on first use: a shuffler's process opens sealed messages' envelopes without JAX.
+_HOMES = {
+    "Channel": "channel",
+    "Compressed": "compressed",
+    "Duchi": "randomizers",
+    "Packed": "channel",
+    "PrivUnitG": "randomizers",
+    "Randomizer": "randomizers",
+    "Shuffled": "shuffled",
+    "Summed": "pvec",
+    "Trusted": "trusted",
+    "Untrusted": "untrusted",
+    "Wishes": "channel",
+    "privatise": "channel",
+}
 
 __all__ = [
-    "BinomialServer",
     "Channel",
-    "CompressedServer",
+    "Compressed",
+    "Duchi",
     "Packed",
-    "ShuffledServer",
-    "TrustedServer",
-    "UntrustedServer",
+    "PrivUnitG",
+    "Randomizer",
+    "Shuffled",
+    "Summed",
+    "Trusted",
+    "Untrusted",
+    "Wishes",
     "privatise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,14 +1,19 @@
-"""Compression of a silo's noised message, plain or against a shift (SoteriaFL, Alg. 1 to 3).
+"""An untrusted server that receives compressed messages: plain, against a shift (SoteriaFL, Alg. 1 to 3), or with the
+error fed back (for biased compressors such as top-k).
 
-    plain:    c = C(g);                          mean of c
-    shifted:  c = C(g - s); s = s + rate * c;    server: s_mean + mean of c; s_mean = s_mean + rate * mean of c
+    plain:     c = C(g);                              server: mean of c
+    shifted:   c = C(g - s);  s = s + rate * c;       server: s_mean + mean of c;  s_mean = s_mean + rate * mean of c
+    feedback:  c = C(g + e);  e = g + e - c;          server: mean of c
 
 The silo's message is private before it is compressed, so compression costs no privacy; with a random mask that the silo
-draws after it has the point, it even saves some (`mask_amplification`). A stream has a shift of its own. A silo that is
-absent keeps its shift; the server keeps the weighted mean of all silos' shifts.
+draws after it has the point, it even saves some (`mask_amplification`). A stream has a shift, or an error, of its own.
+A silo that is absent keeps it; the server keeps the weighted mean of all silos' shifts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,13 +21,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt32
 
-from silodp.channels.gaussian import Channel, Packed, UntrustedServer, normalised
-from silodp.compressors import Compressor, shift_rate
+from silodp.channels.channel import Packed, Wishes, normalised
+from silodp.channels.untrusted import Untrusted
+from silodp.compressors import Compressor, RandK, build_compressor, shift_rate
 from silodp.core import Account, Answer, RecordMean, Release, Silo, Vector
+from silodp.errors import ConfigError
+from silodp.facts import Declared, Stream
+from silodp.privacy.kinds import Full, Masked, Releases
 from silodp.randomness import Randomness, SeededRandomness
 
 
-class Compressed(eqx.Module):
+class Message(eqx.Module):
     """`decoded` is what the server reads from the bytes; `vector` and `seed` are what the silo encodes them from."""
 
     decoded: Vector
@@ -31,29 +40,64 @@ class Compressed(eqx.Module):
     stream: str = eqx.field(static=True)
 
 
-class CompressedServer(Channel):
-    """An untrusted server that receives compressed messages."""
+class Compressed(Untrusted):
+    """Noise in the silo, then a compressor; `shifted` and error feedback keep a vector at the silo's end."""
 
     compressor: Compressor = eqx.field(kw_only=True)
-    shifted: bool = eqx.field(static=True, kw_only=True)
-    streams: tuple[str, ...] = eqx.field(static=True, kw_only=True)
+    shifted: bool = eqx.field(static=True, kw_only=True, default=False)
+    mask_amplification: bool = eqx.field(static=True, kw_only=True, default=False)
 
-    def remember(self, parameters: int) -> PyTree:
-        return self._zero_shifts(parameters)
+    @property
+    def feedback(self) -> bool:
+        """A biased compressor converges only with what it dropped added to the next message."""
+        return not self.compressor.unbiased
 
-    def open(self, parameters: int) -> PyTree:
-        return self._zero_shifts(parameters)
+    def check(self, declared: Declared, options: Any) -> None:
+        try:
+            for own in declared.streams[0]:
+                size = declared.dimension(own.name)
+                if size is not None:
+                    self.compressor.check(size)
+        except ValueError as error:
+            raise ConfigError(f"algorithm.{error}") from None
+
+    def variance(self, parameters: int) -> float:
+        return self.compressor.omega(parameters) if self.compressor.unbiased else 0.0
+
+    def accounted(self, declared: Declared, silo: int, streams: Sequence[Stream]) -> list[Releases]:
+        plain = super().accounted(declared, silo, streams)
+        if not self.mask_amplification:
+            return plain
+        return [each if s.local else self._masked(each, declared) for each, s in zip(plain, streams, strict=True)]
+
+    def _masked(self, releases: Releases, declared: Declared) -> Releases:
+        size = declared.dimension(releases.stream)
+        if size is None:
+            raise ConfigError("model.parameters is missing: privacy.mask_amplification depends on it")
+        if not isinstance(releases.sampling, Full):
+            raise ValueError("privacy.mask_amplification: only known for full batches; leave out algorithm.batch")
+        assert isinstance(self.compressor, RandK)
+        return Releases(releases.stream, releases.count, Masked(self.compressor.keep, size))
+
+    def remember(self, sizes: Mapping[str, int]) -> PyTree:
+        kept = self.shifted or self.feedback
+        return {stream: jnp.zeros(size) for stream, size in sizes.items()} if kept else {}
+
+    def open(self, sizes: Mapping[str, int]) -> PyTree:
+        return {stream: jnp.zeros(size) for stream, size in sizes.items()} if self.shifted else {}
 
     def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
-        stream = stream_of(answer)
-        private, _ = UntrustedServer(self.multipliers).send(answer, silo, ())
-        shift = memory.get(stream, jnp.zeros_like(private))
+        stream = answer.stream if isinstance(answer, Release | RecordMean) else "public"
+        private, _ = super().send(answer, silo, ())
+        kept = memory.get(stream, jnp.zeros_like(private))
+        vector = private + kept if self.feedback else private - kept
         # One fresh seed from the silo's own coins: its bytes and its shift come from the same random choices.
         seed = silo.randomness.bits(f"compress/{stream}", (2,))
-        decoded = self.compressor(private - shift, coins(seed))
+        decoded = self.compressor(vector, coins(seed))
         if stream in memory:
-            memory = memory | {stream: shift + self._rate(shift.size) * decoded}
-        return Compressed(decoded, private - shift, seed, stream), memory
+            moved = vector - decoded if self.feedback else kept + self._rate(kept.size) * decoded
+            memory = memory | {stream: moved}
+        return Message(decoded, vector, seed, stream), memory
 
     def receive(
         self,
@@ -81,18 +125,46 @@ class CompressedServer(Channel):
     def unpack(self, packed: Packed) -> PyTree:
         parameters = packed.facts["parameters"]
         decoded = jnp.asarray(self.compressor.decode(packed.arrays["bytes"].tobytes(), parameters))
-        return Compressed(decoded, decoded, jnp.zeros(2, jnp.uint32), packed.facts["stream"])
+        return Message(decoded, decoded, jnp.zeros(2, jnp.uint32), packed.facts["stream"])
 
-    def _zero_shifts(self, parameters: int) -> dict[str, Vector]:
-        return {stream: jnp.zeros(parameters) for stream in self.streams} if self.shifted else {}
+    def seen(self, messages: PyTree, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
+        """A message as it was before compression, which can only show more; but when the claim is that rand-k's mask
+        hides what it drops, without that."""
+        kept = before.get(messages.stream, 0.0)
+        private = messages.vector - kept if self.feedback else messages.vector + kept
+        return jnp.where(messages.decoded != 0, private, 0.0) if self.mask_amplification else private
 
     def _rate(self, parameters: int) -> float:
         return shift_rate(self.compressor.omega(parameters))
 
 
-def stream_of(answer: Answer) -> str:
-    return answer.stream if isinstance(answer, Release | RecordMean) else "public"
-
-
 def coins(seed: UInt32[Array, "2"]) -> SeededRandomness:
     return SeededRandomness(jax.random.wrap_key_data(seed, impl="threefry2x32"))
+
+
+def compression_of(wishes: Wishes) -> dict[str, Any] | None:
+    """The fields of `Compressed`; None: messages are sent as they are."""
+    options, implied = wishes.options, wishes.entry.compression
+    masked = wishes.privacy.mask_amplification
+    if masked and options.compressor != "rand-k":
+        raise ConfigError("privacy.mask_amplification = true: needs algorithm.compressor = 'rand-k'")
+    if options.compressor is None:
+        if implied in ("plain", "shifted"):
+            raise ConfigError(
+                f"algorithm.compressor is missing: {options.name} needs one of identity, rand-k, qsgd, natural"
+            )
+        return None
+    if implied == "none":
+        raise ConfigError(f"algorithm.compressor = {options.compressor!r}: {options.name} sends uncompressed messages")
+    if options.shifted is not None and implied in ("plain", "shifted") and options.shifted != (implied == "shifted"):
+        raise ConfigError(f"algorithm.shifted = {options.shifted}: {options.name} compresses {implied}")
+    try:
+        compressor = build_compressor(options.compressor, options.given)
+    except ValueError as error:
+        raise ConfigError(f"algorithm.{error}") from None
+    shifted = options.shifted if options.shifted is not None else implied == "shifted" and compressor.unbiased
+    if shifted and not compressor.unbiased:
+        raise ConfigError(
+            f"algorithm.shifted = true: {options.compressor!r} is biased and feeds its error back instead; leave it out"
+        )
+    return {"compressor": compressor, "shifted": shifted, "mask_amplification": masked} | dict(wishes.own)

@@ -1,7 +1,7 @@
-"""Data: readers, named datasets, partitions into silos, and recorded preprocessing."""
+"""RECORDS: readers, named datasets, partitions into silos, and recorded preprocessing."""
 
 from silodp.data.datasets import DATASETS, load_dataset
-from silodp.data.load import load_data
+from silodp.data.load import load_data, read_data
 from silodp.data.partition import PARTITIONS
 from silodp.data.preprocess import FITTED, PUBLIC, STEPS
 from silodp.data.types import FederatedData, SiloData, Table, Task
@@ -18,4 +18,5 @@ __all__ = [
     "Task",
     "load_data",
     "load_dataset",
+    "read_data",
 ]

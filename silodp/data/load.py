@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 from jaxtyping import Int
 
+from silodp.config import DataConfig
 from silodp.data.datasets import DATASETS, load_dataset
 from silodp.data.partition import Request, Rows, divide, hold_out, select
 from silodp.data.preprocess import (
@@ -28,6 +29,7 @@ from silodp.data.tables import (
     read_tables,
 )
 from silodp.data.types import FederatedData, SiloData, Table, Task
+from silodp.errors import ConfigError
 
 MOST_INFERRED_CLASSES = 20
 
@@ -101,6 +103,17 @@ def load_data(
         classes=table.classes,
         notes=(*notes, note, *fitted),
     )
+
+
+def read_data(options: DataConfig) -> FederatedData:
+    """The records that a config's data section describes."""
+    if options.source is None:
+        raise ConfigError("data.source is missing: name a dataset or a file, or pass data to silodp.train")
+    given = options.model_dump(exclude={"source", "silos", "partition"}, exclude_none=True)
+    try:
+        return load_data(options.source, options.silos, options.partition, **given)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"data: {error}") from None
 
 
 def _rng(seed: int, purpose: str) -> np.random.Generator:

@@ -1,1 +1,1 @@
-"""What a run guarantees: events (what was released), accountants (what it costs), calibration."""
+"""COST: what releases reveal, and the noise that a target asks for. Knows no config, algorithm, channel or silo."""

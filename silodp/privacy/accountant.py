@@ -19,7 +19,7 @@ from jaxtyping import Float
 from scipy.optimize import brentq
 
 from silodp.privacy import gaussian
-from silodp.privacy.events import Releases, Sampling, Spent
+from silodp.privacy.kinds import Releases, Sampling, Spent
 
 ORDERS = 1 + np.geomspace(0.011, 1e5, 300)
 _CELLS_PER_SCALE = 60  # grid cells per root mean square loss of one release: error about 3e-5
@@ -136,35 +136,6 @@ def optimal_share(count1: int, count2: int, a: float, b: float) -> float:
     a = C1^2, b = C2^2 * mean over restarts of sum |dx|^2."""
     first, second = math.sqrt(count1 * a), math.sqrt(count2 * b)
     return first / (first + second)
-
-
-def admits(spent: Sequence[Spent], following: Sequence[Spent], epsilon: float, delta: float) -> bool:
-    """Whether the budget still holds after the following releases.
-
-    Stopping a fixed plan early is always sound. Multipliers chosen adaptively are covered for
-    Gaussian releases and by the Renyi route (filters), not by the convolution.
-    """
-    return _delta([*spent, *following], epsilon) <= delta
-
-
-def remaining(spent: Sequence[Spent], following: Spent, epsilon: float, delta: float, most: int = 10**7) -> int:
-    """How many more releases like `following` (its own count is ignored) the budget admits."""
-
-    def fits(count: int) -> bool:
-        kind = following.releases
-        more = Spent(Releases(kind.stream, count, kind.sampling), following.multiplier)
-        return admits(spent, [more] if count else [], epsilon, delta)
-
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high < most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:

@@ -16,7 +16,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsi
 from scipy.optimize import brentq
 
 from silodp.privacy.accountant import ORDERS, check_delta, rdp
-from silodp.privacy.events import Spent
+from silodp.privacy.kinds import Spent
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,15 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from silodp.config import ConfigError
-from silodp.data import FederatedData
+from silodp.data import FederatedData, read_data
 from silodp.data.preprocess import categorical_columns, parse_steps
+from silodp.errors import ConfigError
 from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
 from silodp.reproduce.report import Results
 from silodp.reproduce.text import as_markdown, whole_page
 from silodp.reproduce.units import certificate_name, read_json, run_unit, write_json, write_text
 from silodp.run.progress import Progress, silent
-from silodp.run.runner import read_data
 
 Announce = Callable[[str], None]
 POINTS = 40  # of a curve in the compact results
@@ -111,7 +110,7 @@ class DataCache:
         config = unit.config(0)
         key = config.data.model_dump_json()
         if self.data is None or key != self.key:
-            self.data, self.key = read_data(config), key
+            self.data, self.key = read_data(config.data), key
         return self.data
 
 

@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from silodp.config import Config, ConfigError, Section, parse_config
+from silodp.config import Config, Section, parse_config
+from silodp.errors import ConfigError
 
 Column = Literal["published", "exact", "best"]
 Statistic = Literal["last", "min", "mean"]

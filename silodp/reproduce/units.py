@@ -18,7 +18,7 @@ import numpy as np
 
 from silodp.config import Config
 from silodp.data import FederatedData
-from silodp.privacy.certificate import as_text, certificate
+from silodp.plan.certificate import as_text, certificate
 from silodp.reproduce.experiment import Metric, Rung, Statistic, Unit, Values
 from silodp.run.progress import Progress
 from silodp.run.runner import context_of
@@ -188,7 +188,7 @@ def rounded(value: float | None) -> float | None:
 
 def save_certificate(unit: Unit, level: int, outcome: Outcome, folder: Path) -> None:
     plan, spent = outcome.prepared.plan, outcome.spent
-    if plan is None or spent is None:
+    if spent is None:
         return
     statement = certificate(plan, spent, context_of(outcome.prepared))
     name = certificate_name(unit, level)

@@ -1,1 +1,1 @@
-"""Running an algorithm: compiled in one process, or message by message between processes."""
+"""SIMULATE: one machine, compiled: runs, sweeps and selections, and the directories they are kept in."""

@@ -25,7 +25,8 @@ from jaxtyping import PyTree
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from silodp.config import Config, ConfigError, load_config, to_toml
+from silodp.config import Config, load_config, to_toml
+from silodp.errors import ConfigError
 
 PACKAGES = ("silodp", "jax", "jaxlib", "equinox", "numpy", "scipy", "dp-accounting")
 

@@ -1,26 +1,23 @@
 """A federation simulated in one compiled program: silos stacked and vmapped, every key derived from one seed.
 
-`ask` is the silo's whole side of a question. The message run (silodp.run.messages) calls the very same function in the
-silo's own process.
+The silo's whole side of a question is `silodp.core.ask`, which a silo in its own process calls too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
-from silodp.core import Account, Algorithm, Answer, Public, Silo, Vector
+from silodp.core import Account, Algorithm, Answer, Public, Silo, Site, Vector, ask, privatised
+from silodp.facts import participants
 from silodp.objective import Objective
-from silodp.randomness import Randomness, SeededRandomness, fold
-
-SERVER = -1  # the server's place among the silos, for its keys
+from silodp.randomness import SERVER, SeededRandomness, party_key
 
 
 class Silos(eqx.Module):
@@ -44,26 +41,6 @@ class Ends(eqx.Module):
     bits: Float[Array, "2"]  # up, down
 
 
-def silo_key(key: Key[Array, ""], round: Any, index: Any) -> Key[Array, ""]:
-    """The seed of one party in one round of a simulation; round -1 is before the first."""
-    return fold(fold(key, round + 1), index + 1)
-
-
-def ask(
-    query: Callable[..., Answer], public: tuple[Array, ...], silo: Silo, channel: Channel, wire: PyTree
-) -> tuple[PyTree, PyTree, Account, PyTree]:
-    """A silo's side: answer the query, send the answer. Returns message, memory, account, its end of the channel."""
-    message, wire = channel.send(query(silo, *public), silo, wire)
-    return message, silo.memory, silo.account, wire
-
-
-def privatised(answer: Answer) -> Vector:
-    """What a local task may return: nothing but what the silo has noised itself."""
-    if not isinstance(answer, Public):
-        raise TypeError("a local task must return Public: what it computes leaves the silo without further noise")
-    return answer.value
-
-
 class SimulatedFederation:
     """One round of all silos inside a compiled program. What changes is kept in `ends`."""
 
@@ -81,11 +58,9 @@ class SimulatedFederation:
             objective, channel, silos, key, round, ends,
         )  # fmt: skip
         self.silos = len(silos)
-        self.server = SeededRandomness(silo_key(key, round, SERVER))
+        self.server = SeededRandomness(party_key(key, round, SERVER))
         self.everyone = participation is None or participation == self.silos
-        self.present = jnp.arange(self.silos)
-        if not self.everyone:
-            self.present = participants(self.server, self.silos, participation)
+        self.present = participants(self.server, self.silos, participation)
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
         ends = self.ends
@@ -136,13 +111,12 @@ class SimulatedFederation:
         return self.server.uniform(f"coin/{purpose}", ())
 
     def _ask(self, query: Any, public: Any, records: Any, size: Any, index: Any, memory: Any, account: Any, wire: Any):
-        return ask(query, public, self._silo(records, size, index, memory, account), self.channel, wire)
+        return ask(query, public, self._silo(records, size, index, memory, account), wire)
 
     def _silo(self, records: PyTree, size: Array, index: Array, memory: PyTree, account: Account) -> Silo:
-        return Silo(
-            objective=self.objective, channel=self.channel, records=records, size=size, index=index, round=self.round,
-            randomness=SeededRandomness(silo_key(self.key, self.round, index)), memory=memory, account=account,
-        )  # fmt: skip
+        site = Site(self.objective, self.channel, records, size, index)
+        randomness = SeededRandomness(party_key(self.key, self.round, index))
+        return Silo(site, self.round, randomness, memory, account)
 
     def _bits(self, messages: PyTree, public: tuple[Array, ...], present: int) -> Float[Array, "2"]:
         return jnp.stack([jnp.float32(self.channel.bits(messages)), jnp.float32(present * array_bits(public))])
@@ -151,20 +125,6 @@ class SimulatedFederation:
 def array_bits(arrays: tuple[Array, ...]) -> float:
     """Bits of public arguments on the wire."""
     return 8.0 * sum(jnp.asarray(a).size * jnp.asarray(a).dtype.itemsize for a in arrays)
-
-
-def participants(server: Randomness, silos: int, count: int | None) -> Int[Array, " m"]:
-    """The silos of this round: a uniform subset drawn by public coins, in increasing order."""
-    tickets = server.uniform("participation", (silos,))
-    return jnp.sort(jax.lax.top_k(tickets, count or silos)[1])
-
-
-def attendance(seed: int, silos: int, count: int, rounds: int) -> tuple[tuple[int, ...], ...]:
-    """The rounds of each silo when who takes part follows from the public seed beforehand."""
-    key = jax.random.key(seed)
-    draw = lambda r: participants(SeededRandomness(silo_key(key, r, SERVER)), silos, count)
-    present = jax.vmap(draw)(jnp.arange(rounds))
-    return tuple(tuple(np.flatnonzero(np.any(np.asarray(present) == silo, axis=1)).tolist()) for silo in range(silos))
 
 
 def rows(indices: Array) -> Callable[[PyTree], PyTree]:
@@ -177,22 +137,17 @@ def put(indices: Array) -> Callable[[PyTree, PyTree], PyTree]:
 
 
 def opening(
-    objective: Objective, algorithm: Algorithm, channel: Channel, silos: Silos, x0: Vector, streams: list[str],
-    key: Key[Array, ""],
+    objective: Objective, algorithm: Algorithm, channel: Channel, silos: Silos, x0: Vector, streams: Sequence[str],
+    sizes: Mapping[str, int], key: Key[Array, ""],
 ) -> Ends:  # fmt: skip
     """Both ends before the first round."""
 
     def remember(records: PyTree, size: Array, index: Array) -> PyTree:
-        silo = Silo(
-            objective=objective, channel=channel, records=records, size=size, index=index, round=jnp.int32(-1),
-            randomness=SeededRandomness(silo_key(key, -1, index)), memory=(), account=Account.empty(streams),
-        )  # fmt: skip
-        return algorithm.remember(silo, x0)
+        site = Site(objective, channel, records, size, index)
+        coins = SeededRandomness(party_key(key, -1, index))
+        return algorithm.remember(Silo(site, jnp.int32(-1), coins, (), Account.empty(streams)), x0)
 
     count = len(silos)
     memory = jax.vmap(remember)(silos.records, silos.sizes, jnp.arange(count))
-    wire = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), channel.remember(objective.parameters)
-    )
-    accounts = Account.empty(streams, (count,))
-    return Ends(memory, wire, channel.open(objective.parameters), accounts, jnp.zeros(2))
+    wire = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), channel.remember(sizes))
+    return Ends(memory, wire, channel.open(sizes), Account.empty(streams, (count,)), jnp.zeros(2))

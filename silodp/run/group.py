@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from silodp.core import Account
+from silodp.run.history import Row, rows_of, with_totals
 from silodp.run.progress import Update
-from silodp.run.runner import Prepared, rows_of
+from silodp.run.runner import Prepared
 from silodp.run.simulate import Carry, Chunk, Compiled, Setting, begin, compile_run, simulate, start_program
 
-Ran = tuple[list[dict[str, float]], np.ndarray, Account]  # history, last point, what was counted
+Ran = tuple[list[Row], np.ndarray, Account]  # history, last point, what was counted
 
 
 class Begun(NamedTuple):
@@ -102,8 +103,6 @@ class Group:
 
         carry = simulate(self.problem, setting, carry, compiled, on_chunk, sweep=True)
         whole = {name: np.concatenate(pieces, axis=1) for name, pieces in columns.items()}
-        for name in ("bits_up", "bits_down", "record_gradients"):
-            whole[name] = np.cumsum(whole[name].astype(np.float64), axis=1)
         return [result(whole, carry, i) for i in range(len(self.members[first : first + self.size]))]
 
 
@@ -117,5 +116,5 @@ def smallest(values: np.ndarray) -> float:
 
 
 def result(columns: dict[str, np.ndarray], carry: Carry, i: int) -> Ran:
-    history = rows_of({name: values[i] for name, values in columns.items()})
+    history = with_totals(rows_of({name: values[i] for name, values in columns.items()}))
     return history, np.asarray(carry.state.x[i]), jax.tree.map(lambda leaf: leaf[i], carry.ends.accounts)

@@ -4,63 +4,82 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from silodp.algorithms import find
-from silodp.algorithms.options import prox_kind
-from silodp.algorithms.theory import choose, with_options
-from silodp.build import Assembled, Facts, assemble, initial_point, model_of, stacked
-from silodp.channels import ShuffledServer
-from silodp.config import Config, ConfigError, load_config, parse_config
+from silodp.config import Config, load_config, parse_config
 from silodp.core import Account
-from silodp.data import FederatedData, load_data
-from silodp.models import Model
-from silodp.objective import parameter_count
-from silodp.planning import claim_of, plan_of, within_budget
+from silodp.data import FederatedData, read_data
+from silodp.deploy.coordinator import message_federation
+from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.models import Model, model_of
+from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
+from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
+from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
-from silodp.privacy.certificate import SIMULATED, Context, as_text, certificate, settle
-from silodp.privacy.plan import Plan
 from silodp.run.directory import RunDirectory, versions
+from silodp.run.federation import Silos
+from silodp.run.history import History, rows_of
 from silodp.run.measure import measure
-from silodp.run.messages import MessageFederation, SiloProcess, set_up
 from silodp.run.progress import Progress, silent
-from silodp.run.shuffling import ShufflerProcess, agreed_terms
-from silodp.run.simulate import (
-    Chunk,
-    Problem,
-    Setting,
-    begin,
-    compile_run,
-    drawn_round,
-    simulate,
-)
+from silodp.run.simulate import Chunk, Problem, Setting, begin, compile_run, drawn_round, simulate
 
 HISTORY_ROWS = 100  # by default
 
 
-@dataclass
+@dataclass(frozen=True)
+class Ground:
+    """What all settings of a sweep share: the data, the public facts about it, and the objective."""
+
+    data: FederatedData
+    facts: Facts
+    objective: ModelObjective
+    records: PyTree  # all silos', stacked and padded
+
+    @staticmethod
+    def of(config: Config, data: FederatedData | None = None, model: Model | None = None) -> Ground:
+        data = data if data is not None else read_data(config.data)
+        facts = facts_of(data)
+        model = model or model_of(config.model, facts)
+        facts = facts_of(data, parameter_count(model))
+        features, targets, _ = data.stack()
+        records = jax.tree.map(jnp.asarray, (features, targets))
+        return Ground(data, facts, build_objective(model, example_record(facts), config.model.engine), records)
+
+    def silos(self, plan: Plan) -> Silos:
+        weights = jnp.asarray(plan.facts.weights, jnp.float32)
+        return Silos(self.records, jnp.asarray(self.facts.sizes, jnp.int32), weights)
+
+
+def facts_of(data: FederatedData, parameters: int | None = None) -> Facts:
+    """What everybody knows about the data."""
+    names = tuple(silo.name for silo in data.silos)
+    return Facts(data.sizes, names, data.input_shape, max(1, len(data.classes)), data.task, parameters)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Everything checked and built, nothing written yet."""
 
-    config: Config
-    data: FederatedData
-    parts: Assembled
-    plan: Plan | None
+    ground: Ground
+    plan: Plan
     problem: Problem
     setting: Setting
-    chosen: dict[str, Any]  # options that the config leaves to the theorem
 
     @property
-    def streams(self) -> tuple[str, ...]:
-        return self.problem.streams
+    def config(self) -> Config:
+        return self.plan.config
+
+    @property
+    def data(self) -> FederatedData:
+        return self.ground.data
 
 
 @dataclass
@@ -79,41 +98,27 @@ class Run:
         return self.model.predict(self.params, jnp.asarray(features))
 
 
-def read_data(config: Config) -> FederatedData:
-    options = config.data
-    if options.source is None:
-        raise ConfigError("data.source is missing: name a dataset or a file, or pass data to silodp.run")
-    given = options.model_dump(exclude={"source", "silos", "partition"}, exclude_none=True)
-    try:
-        return load_data(options.source, options.silos, options.partition, **given)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"data: {error}") from None
-
-
 def prepare(config: Config, data: FederatedData | None = None, model: Model | None = None) -> Prepared:
     """Load, check, calibrate and build. Every mistake in the config is reported from here."""
-    data = data if data is not None else read_data(config)
-    facts = Facts.of(data)
-    silos = stacked(data, config.algorithm.weights)
-    model = model or model_of(config.model, facts)
-    chosen = choose(config, facts.sizes, parameter_count(model))
-    config = within_budget(with_options(config, chosen), facts.sizes, facts.names, parameter_count(model))
-    plan = plan_of(config, facts.sizes, facts.names, parameter_count(model))
-    parts = assemble(config, facts, {} if plan is None else plan.multipliers, model)
+    return prepared_on(Ground.of(config, data, model), config)
+
+
+def prepared_on(ground: Ground, config: Config) -> Prepared:
+    """One setting on data that is loaded already."""
+    plan = make_plan(config, ground.facts)
+    config, test = plan.config, ground.data.test
     problem = Problem(
-        objective=parts.objective,
-        silos=silos,
-        test=None if data.test is None else (jnp.asarray(data.test.features), jnp.asarray(data.test.targets)),
-        rounds=config.algorithm.performed,
-        every=config.run.every or max(1, config.algorithm.performed // HISTORY_ROWS),
-        streams=tuple(stream.name for stream in parts.releases(0)),
-        participation=config.algorithm.participation,
+        objective=ground.objective,
+        silos=ground.silos(plan),
+        test=None if test is None else jax.tree.map(jnp.asarray, (test.features, test.targets)),
+        rounds=plan.facts.rounds,
+        every=config.run.every or max(1, plan.facts.rounds // HISTORY_ROWS),
+        streams=tuple((name, plan.sizes.get(name, 0)) for name in plan.streams),
+        participation=plan.facts.participation,
     )
-    return Prepared(config, data, parts, plan, problem, setting_of(parts, config.run.seed), chosen)
-
-
-def setting_of(parts: Assembled, seed: int) -> Setting:
-    return Setting(parts.algorithm, parts.channel, jax.random.key(seed), initial_point(parts.objective, seed))
+    seed = config.run.seed
+    x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
+    return Prepared(ground, plan, problem, Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0))
 
 
 def train(
@@ -190,26 +195,19 @@ def run_simulation(prepared: Prepared, directory: RunDirectory, progress: Progre
 
 def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress) -> Run:
     """The same run with every silo in its own process; seeded only when the config asks for a test."""
-    config, parts, problem = prepared.config, prepared.parts, prepared.problem
-    seed = config.run.seed if config.run.test_seed else None
-    multipliers = {} if prepared.plan is None else {k: list(v) for k, v in prepared.plan.multipliers.items()}
+    plan, problem, x0 = prepared.plan, prepared.problem, prepared.setting.x0
+    seed = plan.config.run.seed if plan.config.run.test_seed else None
     history, began = History(directory), time.perf_counter()
     measured = measurement(prepared)
-    with ExitStack() as stack, progress(problem.rounds, 0, described(prepared)) as bar:
-        processes = [stack.enter_context(SiloProcess()) for _ in prepared.data.silos]
-        shuffler = None
-        if isinstance(parts.channel, ShuffledServer):
-            shuffler = stack.enter_context(ShufflerProcess(len(processes), agreed_terms(parts)))
-        set_up(processes, parts, multipliers, prepared.data, seed, shuffler)
-        fed = MessageFederation(parts, processes, np.asarray(problem.silos.weights), seed, config.run.seed, shuffler)
-        x0 = prepared.setting.x0
+    records = [{"features": silo.features, "targets": silo.targets} for silo in prepared.data.silos]
+    with message_federation(plan, records, seed) as fed, progress(problem.rounds, 0, described(prepared)) as bar:
         fed.start(x0)
-        state, drawn = parts.algorithm.init(x0), x0
+        state, drawn = plan.algorithm.init(x0), x0
         chosen = int(drawn_round(prepared.setting.key, problem.rounds))
         history.add([{"round": 0.0} | measured(x0) | fed.take_costs()])
         for r in range(problem.rounds):
             fed.begin_round(r)
-            state = parts.algorithm.round(state, fed)
+            state = plan.algorithm.round(state, fed)
             drawn = state.x if r == chosen else drawn
             if (r + 1) % problem.every == 0 or r + 1 == problem.rounds:
                 history.add([{"round": r + 1.0} | measured(state.x) | fed.take_costs()])
@@ -220,8 +218,8 @@ def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress
 
 
 def measurement(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
-    problem = prepared.problem
-    compiled = jax.jit(lambda x: measure(problem.objective, problem.silos, problem.test, prepared.parts.algorithm, x))
+    problem, algorithm = prepared.problem, prepared.plan.algorithm
+    compiled = jax.jit(lambda x: measure(problem.objective, problem.silos, problem.test, algorithm, x))
     return lambda x: {name: float(value) for name, value in compiled(x).items()}
 
 
@@ -235,87 +233,52 @@ def finish(
     timing: dict[str, float],
 ) -> Run:
     """Settle the account first: a run that released more than planned gets no model and no certificate."""
-    config, parts = prepared.config, prepared.parts
+    config, objective = prepared.config, prepared.ground.objective
     statement = None
-    if prepared.plan is not None:
-        spent = settle(prepared.plan, account)
-        statement = certificate(prepared.plan, spent, context_of(prepared))
+    if prepared.plan.private:
+        statement = certificate(prepared.plan, settle(prepared.plan, account), context_of(prepared))
         directory.write_json("certificate.json", statement)
         directory.write_text("certificate.txt", as_text(statement))
-    params, drawn_params = parts.objective.unravel(last), parts.objective.unravel(drawn)
+    params, drawn_params = objective.unravel(last), objective.unravel(drawn)
     directory.save_model(params, drawn_params)
     history_figure(directory.path / "figures" / "history.png", {config.algorithm.name: history})
-    summary = {
-        "algorithm": config.algorithm.name,
-        "trust": config.privacy.trust,
-        "private": prepared.plan is not None,
+    summary = summary_of(prepared, statement, history[-1], timing)
+    directory.write_json("summary.json", summary)
+    directory.forget_checkpoint()
+    return Run(directory.path, config, history, params, drawn_params, summary, objective.model)
+
+
+def summary_of(
+    prepared: Prepared, statement: dict[str, Any] | None, final: dict[str, float], timing: dict[str, float]
+) -> dict[str, Any]:
+    plan, objective = prepared.plan, prepared.ground.objective
+    return {
+        "algorithm": plan.config.algorithm.name,
+        "trust": plan.config.privacy.trust,
+        "private": plan.private,
         "stamp": None if statement is None else statement["stamp"],
         "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
-        "delta": config.privacy.delta if statement else None,
-        "final": history[-1],
+        "delta": plan.config.privacy.delta if statement else None,
+        "final": final,
         "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
-        "silos": [{"silo": n, "records": s} for n, s in zip(parts.facts.names, parts.facts.sizes, strict=True)],
-        "parameters": parts.objective.parameters,
-        "theorem": theorem_of(config),
-        "chosen_by_theory": prepared.chosen,
-        "engine": parts.objective.engine,
-        "engine_reason": parts.objective.engine_reason,
+        "silos": [{"silo": n, "records": s} for n, s in zip(plan.facts.names, plan.facts.sizes, strict=True)],
+        "parameters": objective.parameters,
+        "theorem": plan.theorem,
+        "chosen_by_theory": plan.chosen,
+        "engine": objective.engine,
+        "engine_reason": objective.engine_reason,
         "classes": list(prepared.data.classes),
         "preprocessing": list(prepared.data.notes),
         "timing": timing,
         "versions": versions(),
     }
-    directory.write_json("summary.json", summary)
-    directory.forget_checkpoint()
-    return Run(directory.path, config, history, params, drawn_params, summary, parts.objective.model)
-
-
-def theorem_of(config: Config) -> str | None:
-    """The theorem that covers the run's utility; None: unproved (the guarantee does not depend on it)."""
-    options = config.algorithm
-    entry, trust = find(options.name), config.privacy.trust
-    batches = options.batch is None or entry.sampling is not None
-    usual = batches and options.participation is None and (options.weights == "equal" or trust == "shuffled")
-    return entry.theorem(trust, prox_kind(options.prox), options.compressor, usual=usual)
 
 
 def context_of(prepared: Prepared) -> Context:
-    run = prepared.config.run
-    real = run.mode == "messages" and not run.test_seed
-    return Context(
-        prepared.config.algorithm.name,
-        prepared.parts.facts.names,
-        tuple(prepared.data.notes),
-        None if real else SIMULATED,
-        versions(),
-        prepared.config.privacy.calibration,
-        claim_of(prepared.config) if prepared.config.privacy.calibration == "paper" else None,
-    )
-
-
-class History:
-    """Rows with running totals of what was sent and computed; kept on disk as they come."""
-
-    TOTALS = ("bits_up", "bits_down", "record_gradients")
-
-    def __init__(self, directory: RunDirectory):
-        self.directory = directory
-        self.rows: list[dict[str, float]] = []
-
-    def reload(self) -> None:
-        self.rows = self.directory.history()
-
-    def add(self, rows: list[dict[str, float]]) -> None:
-        for row in rows:
-            before = self.rows[-1] if self.rows else dict.fromkeys(self.TOTALS, 0.0)
-            self.rows.append(row | {name: before[name] + row[name] for name in self.TOTALS})
-        self.directory.append_history(self.rows[len(self.rows) - len(rows) :])
-
-
-def rows_of(columns: dict[str, np.ndarray]) -> list[dict[str, float]]:
-    names = list(columns)
-    length = len(next(iter(columns.values())))
-    return [{name: float(columns[name][i]) for name in names} for i in range(length)]
+    config = prepared.config
+    real = config.run.mode == "messages" and not config.run.test_seed
+    claim = claim_of(config) if config.privacy.calibration == "paper" else None
+    return Context(tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim)
 
 
 def source_name(data: FederatedData) -> str:
@@ -324,5 +287,5 @@ def source_name(data: FederatedData) -> str:
 
 
 def described(prepared: Prepared) -> str:
-    objective = prepared.parts.objective
+    objective = prepared.ground.objective
     return f"{prepared.config.algorithm.name} ({objective.engine} engine: {objective.engine_reason})"

@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from silodp.config import Config, ConfigError
+from silodp.config import Config
 from silodp.data import FederatedData
+from silodp.errors import ConfigError
 from silodp.models import Model
-from silodp.privacy.certificate import SIMULATED
+from silodp.plan.certificate import SIMULATED
 from silodp.privacy.selection import Trials, selection_epsilon
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.progress import Progress, silent
-from silodp.run.runner import as_config, prepare
-from silodp.run.sweep import Outcome, best_of, grid_of, run_points, variant, with_values
+from silodp.run.runner import Ground, as_config, prepared_on
+from silodp.run.sweep import Outcome, best_of, grid_of, run_points, with_values
 
 
 @dataclass
@@ -65,9 +66,9 @@ def price_of(
     base: Config, grid: list[dict[str, float]], trials: Trials, data: FederatedData | None, model: Model | None
 ) -> float:
     """What the dearest setting of the grid costs when it is chosen; fixed before anything is run."""
-    prepared = prepare(with_values(base, grid[0]), data, model)
-    plans = [variant(prepared, with_values(base, point), model).plan for point in grid]
-    spent = [plan.spent(silo) for plan in plans if plan is not None for silo in range(len(plan.streams))]
+    ground = Ground.of(with_values(base, grid[0]), data, model)
+    plans = [prepared_on(ground, with_values(base, point)).plan for point in grid]
+    spent = [plan.spent(silo) for plan in plans for silo in range(plan.facts.silos)]
     return max(selection_epsilon(own, base.privacy.delta, trials) for own in spent)
 
 

@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from silodp.channels import Channel
 from silodp.core import SETTINGS, Algorithm, Vector
 from silodp.objective import Objective
-from silodp.randomness import SeededRandomness
-from silodp.run.federation import SERVER, Ends, Silos, SimulatedFederation, opening, silo_key
+from silodp.randomness import SERVER, SeededRandomness, party_key
+from silodp.run.federation import Ends, Silos, SimulatedFederation, opening
 from silodp.run.measure import measure
 
 ROWS = 64  # history rows that one call of the compiled program can return
@@ -36,7 +36,7 @@ class Problem(eqx.Module):
     test: PyTree | None
     rounds: int = eqx.field(static=True)
     every: int = eqx.field(static=True)
-    streams: tuple[str, ...] = eqx.field(static=True)
+    streams: tuple[tuple[str, int], ...] = eqx.field(static=True)  # with the numbers in a release, 0: stays in the silo
     participation: int | None = eqx.field(static=True, default=None)
 
 
@@ -65,7 +65,8 @@ def start(problem: Problem, setting: Setting) -> Carry:
         setting.channel,
         problem.silos,
         setting.x0,
-        list(problem.streams),
+        [name for name, _ in problem.streams],
+        {name: size for name, size in problem.streams if size},
         setting.key,
     )
     state = setting.algorithm.init(setting.x0)
@@ -88,8 +89,8 @@ def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
 
 
 def drawn_round(key: Key[Array, ""], rounds: int) -> Int[Array, ""]:
-    """The round whose result the papers' theorems speak of: uniform among all."""
-    word = SeededRandomness(silo_key(key, -1, SERVER)).bits("drawn", ())
+    """A uniformly drawn round: its iterate is the one that the papers' theorems bound."""
+    word = SeededRandomness(party_key(key, -1, SERVER)).bits("drawn", ())
     return (word % rounds).astype(jnp.int32)
 
 

@@ -14,23 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from silodp.algorithms.theory import choose, with_options
-from silodp.build import assemble, silo_weights
-from silodp.config import Config, ConfigError, parse_config
+from silodp.config import Config, parse_config
 from silodp.core import Account
 from silodp.data import FederatedData
+from silodp.errors import ConfigError
 from silodp.models import Model
-from silodp.planning import plan_of, within_budget
+from silodp.plan.certificate import SIMULATED, settle
 from silodp.privacy.accountant import epsilon as epsilon_of
-from silodp.privacy.certificate import SIMULATED, settle
-from silodp.privacy.events import Spent
+from silodp.privacy.kinds import Spent
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.group import Group, Ran
 from silodp.run.progress import Progress, silent
-from silodp.run.runner import Prepared, as_config, prepare, setting_of, source_name
+from silodp.run.runner import Ground, Prepared, as_config, prepared_on, source_name
 
 SWEPT = ("algorithm", "privacy", "run")
 
@@ -114,8 +111,8 @@ def run_configs(
     together: most settings that share a program (memory grows with it). stop: end every run after so many rounds, with
     the noise of the whole; such a run is a look ahead and has no epsilon of its own.
     """
-    prepared = prepare(configs[0], data, model)
-    members = [stopped(variant(prepared, config, model), stop) for config in configs]
+    ground = Ground.of(configs[0], data, model)
+    members = [stopped(prepared_on(ground, config), stop) for config in configs]
     outcomes: dict[int, Outcome] = {}
     for group in grouped(members):
         ran = run_group([members[i] for i in group], progress, together or len(group))
@@ -127,7 +124,7 @@ def run_configs(
 def settled(
     member: Prepared, history: list[dict[str, float]], x: np.ndarray, account: Account, *, whole: bool
 ) -> Outcome:
-    if member.plan is None or not whole:
+    if not member.plan.private or not whole:
         return Outcome(member, {}, history, None, x)
     spent = settle(member.plan, account)
     delta = member.config.privacy.delta
@@ -139,30 +136,6 @@ def stopped(member: Prepared, stop: int | None) -> Prepared:
     if stop is None or stop >= member.problem.rounds:
         return member
     return dataclasses.replace(member, problem=dataclasses.replace(member.problem, rounds=stop))
-
-
-def variant(prepared: Prepared, config: Config, model: Model | None) -> Prepared:
-    """Another setting of the same data and model."""
-    facts = prepared.parts.facts
-    objective = prepared.parts.objective
-    chosen = choose(config, facts.sizes, objective.parameters)
-    config = within_budget(with_options(config, chosen), facts.sizes, facts.names, objective.parameters)
-    plan = plan_of(config, facts.sizes, facts.names, objective.parameters)
-    parts = assemble(config, facts, {} if plan is None else plan.multipliers, model or objective.model)
-    parts = dataclasses.replace(parts, objective=prepared.problem.objective)
-    options = config.algorithm
-    silos = dataclasses.replace(
-        prepared.problem.silos, weights=jnp.asarray(silo_weights(facts.sizes, options.weights), jnp.float32)
-    )
-    problem = dataclasses.replace(
-        prepared.problem,
-        silos=silos,
-        rounds=options.performed,
-        every=config.run.every or max(1, options.performed // 100),
-        participation=options.participation,
-        streams=tuple(stream.name for stream in parts.releases(0)),
-    )
-    return Prepared(config, prepared.data, parts, plan, problem, setting_of(parts, config.run.seed), chosen)
 
 
 def grouped(settings: Sequence[Prepared]) -> list[list[int]]:

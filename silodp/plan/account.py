@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from silodp.algorithms.theory import choose, with_options
-from silodp.config import Config, ConfigError, DataConfig, parse_config
-from silodp.planning import claim_of, plan_of, within_budget
+from silodp.algorithms import find
+from silodp.config import Config, DataConfig, parse_config
+from silodp.data import read_data
+from silodp.errors import ConfigError, Inadmissible
+from silodp.facts import Facts
+from silodp.plan.certificate import release_line
+from silodp.plan.plan import Plan, choose, claim_of, make_plan, settled_facts, with_options
 from silodp.plots import curve_figure
 from silodp.privacy import accountant
-from silodp.privacy.plan import MESSAGE, Plan
-from silodp.privacy.printed import Inadmissible
-
-# What a run needs but a privacy statement does not depend on.
-PLACEHOLDERS = {
-    "step_size": 1.0,
-    "clip": 1.0,
-    "clip_difference": 1.0,
-    "clip_local": 1.0,
-    "diameter": 1.0,
-    "momentum": 0.5,
-    "snapshot_probability": 0.5,
-}
 
 
 def account(config: Config) -> dict[str, Any]:
@@ -36,8 +28,8 @@ def account(config: Config) -> dict[str, Any]:
         "trust": config.privacy.trust,
         "calibration": config.privacy.calibration,
         "delta": config.privacy.delta,
-        "chosen_by_theory": choose(config, sizes_of(config), config.model.parameters),
-        "silos": [silo_row(plan, i) for i in range(len(plan.streams))],
+        "chosen_by_theory": plan.chosen,
+        "silos": [silo_row(plan, i) for i in range(plan.facts.silos)],
         "paper": paper_row(config),
     } | no_noise_note(plan)
 
@@ -53,12 +45,11 @@ def planned(config: Config, calibration: str | None = None) -> Plan:
     if not config.privacy.private:
         raise ConfigError("privacy.epsilon is missing: give a target (epsilon or gdp), or privacy.multipliers")
     sizes = sizes_of(config)
-    names = [f"silo {i}" for i in range(len(sizes))]
-    config = with_options(config, choose(config, sizes, config.model.parameters))
-    config = within_budget(with_placeholders(config), sizes, names, config.model.parameters)
-    plan = plan_of(config, sizes, names, config.model.parameters, calibration)
-    assert plan is not None
-    return plan
+    names = tuple(f"silo {i}" for i in range(len(sizes)))
+    facts = Facts(sizes, names, parameters=config.model.parameters)
+    chosen = choose(config, settled_facts(config, facts))
+    plan = make_plan(with_placeholders(with_options(config, chosen)), facts, calibration)
+    return replace(plan, chosen=chosen)
 
 
 def sizes_of(config: Config) -> tuple[int, ...]:
@@ -68,9 +59,7 @@ def sizes_of(config: Config) -> tuple[int, ...]:
         return given_sizes(data)
     if data.source is None:
         raise ConfigError("data.silos and data.records are missing: give both, or data.sizes")
-    from silodp.run.runner import read_data
-
-    return read_data(config).sizes
+    return read_data(data).sizes
 
 
 def given_sizes(data: DataConfig) -> tuple[int, ...]:
@@ -83,40 +72,25 @@ def given_sizes(data: DataConfig) -> tuple[int, ...]:
 
 
 def with_placeholders(config: Config) -> Config:
-    """Numbers that do not matter here need not be given; those a guess of the best split rests on do."""
-    from silodp.algorithms import find
-
+    """Numbers that do not matter here need not be given; those that a guess of the best split rests on do."""
     if config.privacy.split == "optimal":
         return config
-    entry = find(config.algorithm.name)
-    fields = set(entry.build.__dataclass_fields__) - set(entry.fixed)
-    given = config.algorithm.model_dump(exclude_none=True)
-    missing = {name: value for name, value in PLACEHOLDERS.items() if name in fields and name not in given}
+    options = find(config.algorithm.name).with_placeholders(config.algorithm)
     tree = config.model_dump(exclude_unset=True)
-    tree["algorithm"] = missing | tree.get("algorithm", {})
-    return parse_config(tree)
+    return parse_config(tree | {"algorithm": options.model_dump(exclude_unset=True)})
 
 
 def silo_row(plan: Plan, silo: int) -> dict[str, Any]:
     return {
-        "silo": f"silo {silo}",
-        "records": plan.federates.sizes[silo],
+        "silo": plan.facts.names[silo],
+        "records": plan.facts.sizes[silo],
         "epsilon": plan.epsilon(silo),
         "releases": release_rows(plan, silo),
     }
 
 
 def release_rows(plan: Plan, silo: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "stream": spent.releases.stream,
-            "count": spent.releases.count,
-            "multiplier": spent.multiplier,
-            "std_over_clip": float(plan.std_over_clip(spent.releases.stream)[silo]),
-        }
-        | ({"eps0": 1 / spent.multiplier} if spent.releases.stream == MESSAGE else {})
-        for spent in plan.spent(silo)
-    ]
+    return [release_line(s, float(plan.std_over_clip(s.releases.stream)[silo])) for s in plan.spent(silo)]
 
 
 def paper_row(config: Config) -> dict[str, Any] | None:
@@ -134,16 +108,9 @@ def paper_row(config: Config) -> dict[str, Any] | None:
             "admissible": False,
             "reasons": list(none.reasons),
         }
-    epsilons = [plan.epsilon(i) for i in range(len(plan.streams))]
+    epsilons = [plan.epsilon(i) for i in range(plan.facts.silos)]
     worst = int(np.argmax(epsilons))
-    return {
-        "formula": claim.formula,
-        "claimed_epsilon": claim.epsilon,
-        "true_epsilon": epsilons[worst],
-        "admissible": True,
-        "violated": bool(epsilons[worst] > claim.epsilon * (1 + 1e-6)),
-        "releases": release_rows(plan, worst),
-    }
+    return claim.verdict(epsilons[worst]) | {"admissible": True, "releases": release_rows(plan, worst)}
 
 
 def draw_curves(config: Config, path: Path) -> None:
@@ -154,7 +121,7 @@ def draw_curves(config: Config, path: Path) -> None:
         with suppress(Inadmissible):
             plans["paper"] = planned(config, "paper")
     for label, plan in plans.items():
-        worst = int(np.argmax([plan.epsilon(i) for i in range(len(plan.streams))]))
+        worst = int(np.argmax([plan.epsilon(i) for i in range(plan.facts.silos)]))
         epsilons = np.linspace(0.0, 2 * plan.epsilon(worst), 41)[1:]
         lines[label] = (epsilons.tolist(), accountant.curve(plan.spent(worst), epsilons.tolist()).tolist())
     curve_figure(path, lines, "epsilon", "delta", log_y=True)

@@ -1,4 +1,4 @@
-"""What shuffled eps0-LDP messages reveal: dominating pairs, sampling, composition, calibration.
+"""What shuffled eps0-LDP messages reveal: dominating pairs, sampling, and the kind `Messages`, whose multiplier is 1/eps0.
 
 One shuffled release of n messages, one of which belongs to the replaced record, is dominated by a
 coin hidden among clones: Cl ~ Bin(n-1, clone), A ~ Bin(Cl, 1/2), D ~ Bern(e^eps0/(1+e^eps0)),
@@ -21,27 +21,27 @@ a pair (P, Q) into (1-q) Q + q P against Q where the loss is positive, mirrored 
 approximation (tails, clones dropped, loss grid) is on the pessimistic side.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy.optimize import brentq
 from scipy.special import gammaln
 from scipy.stats import binom
 
-from silodp.shuffle import halfspace
+from silodp.privacy import halfspace
+from silodp.privacy.kinds import Sampling
 
 RandomizerName = Literal["duchi", "privunit", "clones"]
-Extra = Callable[[float], PrivacyLossDistribution]  # from a grid interval, for other releases
 
 _TAIL = 9.0  # deviations kept; the mass beyond counts as a total loss of privacy
 _CLONE_LEVELS = 128
 _CELLS = 24  # grid cells per root mean square loss of one release
-_LARGEST_EPS0 = 20.0
+LARGEST_EPS0 = 20.0  # beyond, a message counts as the record itself
 
 
 class Losses(NamedTuple):
@@ -104,7 +104,7 @@ class Losses(NamedTuple):
         return PrivacyLossDistribution(DensePLDPmf(interval, first, grid, self.infinite, True))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Shuffled:
     """One round: `messages` in each shuffle, `own` of them from the record's silo.
 
@@ -141,11 +141,11 @@ class Shuffled:
 
     def without_other_silos(self) -> "Shuffled":
         """The others tell the server which messages are theirs: only the own ones hide."""
-        return dataclasses.replace(self, messages=self.own)
+        return replace(self, messages=self.own)
 
     def without_shuffler(self) -> "Shuffled":
         """Every message can be traced to its record, also whether the record was sampled."""
-        return dataclasses.replace(self, messages=1, own=1, rate=1.0, randomizer="duchi")
+        return replace(self, messages=1, own=1, rate=1.0, randomizer="duchi")
 
     def _hiding(self, eps0: float) -> tuple[float, float]:
         if self.randomizer == "clones":
@@ -156,9 +156,6 @@ class Shuffled:
         share = halfspace.raised_share(halfspace.best_threshold(eps0, self.dimension))
         raised = share * halfspace.blanket(eps0, share)
         return 2 * raised, min(1.0, (math.exp(eps0) + 1) * raised)
-
-
-Part = tuple[Shuffled, int]  # what happens in a round, and in how many rounds
 
 
 def shuffled_pair(messages: int, eps0: float, clone: float, active: float) -> Losses:
@@ -182,103 +179,6 @@ def shuffled_pair(messages: int, eps0: float, clone: float, active: float) -> Lo
     return Losses(loss, mass, max(lost, 1.0 - float(mass.sum()), 0.0))
 
 
-def epsilon(parts: Sequence[Part], eps0: float, delta: float, extra: Extra | None = None) -> float:
-    """Central epsilon of all rounds; `extra` adds the other releases about the same record."""
-    laws = [(part.losses(eps0), count) for part, count in parts]
-    interval = min(law.scale for law, _ in laws) / _CELLS
-    composed = [law.pld(interval).self_compose(count) for law, count in laws]
-    if extra is not None:
-        composed.append(extra(interval))
-    total = composed[0]
-    for other in composed[1:]:
-        total = total.compose(other)
-    return float(total.get_epsilon_for_delta(delta))
-
-
-def calibrate_eps0(target: float, delta: float, parts: Sequence[Part], extra: Extra | None = None) -> float:
-    """The largest eps0 (to 0.01%) with which all rounds together are (target, delta)-DP."""
-    excess = lambda log_eps0: epsilon(parts, math.exp(log_eps0), delta, extra) - target
-    low, high = math.log(target / sum(count for _, count in parts)) - 1, math.log(_LARGEST_EPS0)
-    if excess(high) <= 0:
-        return _LARGEST_EPS0
-    if excess(low) > 0:
-        raise ValueError(f"epsilon={target} is out of reach at delta={delta}: the other releases spend it")
-    root = float(brentq(excess, low, high, xtol=3e-5))  # type: ignore[arg-type]
-    while excess(root) > 0:
-        root -= 5e-5
-    return math.exp(root)
-
-
-class Levels(NamedTuple):
-    """Central epsilon under growing collusion."""
-
-    shuffled: float
-    other_silos_collude: float
-    shuffler_colludes: float
-
-
-def collusion_levels(parts: Sequence[Part], eps0: float, delta: float) -> Levels:
-    """What the same messages guarantee if the other silos, or the shuffler, work for the server."""
-    own = [(part.without_other_silos(), count) for part, count in parts]
-    releases = sum(part.together * count for part, count in parts)
-    return Levels(epsilon(parts, eps0, delta), epsilon(own, eps0, delta), local_epsilon(eps0, releases, delta))
-
-
-def local_epsilon(eps0: float, releases: int, delta: float) -> float:
-    """Optimal composition of eps0-LDP messages of one record (Kairouz, Oh, Viswanath 2015)."""
-    truths = np.arange(releases + 1)
-    loss = (2 * truths - releases) * eps0
-    mass = binom.pmf(truths, releases, 1 / (1 + math.exp(-eps0)))
-
-    def excess(candidate: float) -> float:
-        return float(np.sum(mass * -np.expm1(np.minimum(candidate - loss, 0)))) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    return float(brentq(excess, 0.0, releases * eps0))  # type: ignore[arg-type]
-
-
-class PaperAnswer(NamedTuple):
-    """The eps0 that the paper's Theorem 4.1 allows, or None and the conditions that forbid one."""
-
-    eps0: float | None
-    reasons: tuple[str, ...]
-
-
-def paper_eps0(
-    target: float, delta: float, silos: int, records: int, rounds: int, first_batch: int, batch: int
-) -> PaperAnswer:
-    """eps0 from the printed conditions of Lemma A.9 and the budget of Theorem 4.1 (constant 1536).
-
-    All of them bound e^eps0 from above, but Lemma A.8 is stated for eps0 >= 1 only.
-    """
-    constant, order = 1536, 1 + 2 * math.log(1 / delta) / target
-    limits, reasons = [], []
-    for size in sorted({first_batch, batch}):
-        rate, sent = size / records, silos * size
-        hidden = math.log(1 / rate)
-        if rate > 0.1:
-            reasons.append(f"Lemma A.9 (i): sampling rate {rate:g} is above 0.1")
-        limits += [
-            ("Lemma A.9 (i), 1536 e^eps0 / (M B) <= 0.1", 0.1 * sent / constant),
-            ("Lemma A.9 (iii), 6 * 1536 e^eps0 <= M B ln(1/rate)", sent * hidden / (6 * constant)),
-            ("Lemma A.9 (ii), 1536 >= 16 eps0 ln(1/rate)", math.exp(min(96 / max(hidden, 1), 96))),
-            (
-                f"Lemma A.9, order {order:.1f} <= M B ln(1/rate) / (4 * 1536 e^eps0)",
-                sent * hidden / (4 * constant * order),
-            ),
-        ]
-    sampled = first_batch + rounds * batch  # n (gamma_0 + R gamma_1)
-    spent = 52 * constant * sampled * order / (silos * records**2)
-    limits.append((f"budget: {spent:.3g} e^eps0 <= epsilon/4", target / 4 / spent))
-    for condition, largest in limits:
-        if largest < math.e:
-            allowed = f"eps0 <= {math.log(largest):.2f}" if largest > 0 else "no eps0"
-            reasons.append(f"{condition}: allows {allowed}, but Lemma A.8 needs eps0 >= 1")
-    eps0 = math.log(max(min(largest for _, largest in limits), 1e-300))
-    return PaperAnswer(None if reasons else eps0, tuple(reasons))
-
-
 def _clone_levels(others: int, clone: float) -> tuple[np.ndarray, np.ndarray, float]:
     """Numbers of clones, their probabilities, and the probability of fewer than all of these."""
     mean, deviation = others * clone, math.sqrt(others * clone * (1 - clone))
@@ -288,3 +188,68 @@ def _clone_levels(others: int, clone: float) -> tuple[np.ndarray, np.ndarray, fl
     below = binom.cdf(levels - 1, others, clone)
     weights = np.append(np.diff(below), binom.sf(levels[-1] - 1, others, clone))
     return levels.astype(np.float64), weights, float(below[0])
+
+
+@dataclass(frozen=True)
+class Messages(Sampling):
+    """A record's messages over all rounds, `round` saying what hides them in one round.
+
+    `round.together` messages of a record are computed on the same batch: they are composed first and then sampled. In
+    a one-pass run a record sends in one round only. `first` hides the one message of a first round of its own.
+    """
+
+    round: Shuffled
+    once: bool = False
+    first: Shuffled | None = None
+
+    has_pld: ClassVar[bool] = True
+
+    @property
+    def words(self) -> str:
+        return f"{self.round.messages} shuffled messages, {self.round.own} of this silo, {self.round.randomizer}"
+
+    def level(self, multiplier: float) -> dict[str, float]:
+        return {"eps0": 1 / multiplier}
+
+    @property
+    def exposure(self) -> float:
+        return self.round.rate
+
+    @property
+    def rate(self) -> float:
+        """A shuffled message behaves like a Gaussian release of multiplier sqrt(messages)/eps0; only splits budgets."""
+        return self.round.rate / math.sqrt(self.round.messages)
+
+    def loss_scale(self, multiplier: float) -> float:
+        parts = [self._single()] if self.first is None else [self._single(), self.first]
+        return min(_losses(part, _eps0(multiplier)).scale for part in parts)
+
+    def pld(self, multiplier: float, count: int, interval: float) -> PrivacyLossDistribution:
+        eps0 = _eps0(multiplier)
+        if 1 / multiplier > LARGEST_EPS0:
+            # Nothing is promised; a law without any finite part could not be composed.
+            return PrivacyLossDistribution(DensePLDPmf(interval, 0, np.array([1e-9]), 1 - 1e-9, True))
+        first = [] if self.first is None else [(self.first, 1)]
+        # A record of a one-pass run is in one later round at most, whether or not it was in the first one.
+        later = count - len(first)
+        rounds, rest = divmod(min(later, self.round.together) if self.once else later, self.round.together)
+        parts = [(self.round, rounds), (self._single(), rest), *first]
+        composed = [_losses(part, eps0).pld(interval).self_compose(n) for part, n in parts if n]
+        return reduce(lambda one, other: one.compose(other), composed)
+
+    def changed(self, change: Callable[[Shuffled], Shuffled]) -> "Messages":
+        """The same messages hidden by less: `Shuffled.without_other_silos`, `Shuffled.without_shuffler`."""
+        first = None if self.first is None else change(self.first)
+        return replace(self, round=change(self.round), first=first)
+
+    def _single(self) -> Shuffled:
+        return replace(self.round, together=1)
+
+
+def _eps0(multiplier: float) -> float:
+    return min(1 / multiplier, LARGEST_EPS0)
+
+
+@lru_cache(maxsize=64)
+def _losses(part: Shuffled, eps0: float) -> Losses:
+    return part.losses(eps0)

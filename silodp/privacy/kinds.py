@@ -28,6 +28,15 @@ class Sampling:
     one_pass: ClassVar[bool] = False
 
     @property
+    def words(self) -> str:
+        """How a release uses a record, for a certificate."""
+        return repr(self)
+
+    def level(self, multiplier: float) -> dict[str, float]:
+        """What the multiplier means where it is no noise over sensitivity."""
+        return {}
+
+    @property
     def exposure(self) -> float:
         """Largest probability that one release would reveal the record if it had no noise."""
         return 1.0
@@ -77,12 +86,20 @@ class _Gaussian(Sampling):
 class Full(_Gaussian):
     """Every release uses every record."""
 
+    @property
+    def words(self) -> str:
+        return "all records"
+
 
 @dataclass(frozen=True)
 class Disjoint(_Gaussian):
     """One pass: `count` rounds on disjoint chunks. A record enters one release: all cost one."""
 
     one_pass = True
+
+    @property
+    def words(self) -> str:
+        return "one pass: each record in one of them"
 
 
 class _Mixture(Sampling):
@@ -114,6 +131,10 @@ class Poisson(_Mixture):
         _check_rate("sampling_rate", self.sampling_rate)
 
     @property
+    def words(self) -> str:
+        return f"Poisson batches, rate {self.sampling_rate:.4g}"
+
+    @property
     def exposure(self) -> float:
         return self.sampling_rate
 
@@ -138,6 +159,10 @@ class FixedSize(_Mixture):
 
     def __post_init__(self) -> None:
         _check_batch(self.batch, self.records)
+
+    @property
+    def words(self) -> str:
+        return f"batches of {self.batch} of {self.records} records without replacement"
 
     @property
     def exposure(self) -> float:
@@ -172,6 +197,10 @@ class TwoLevel(_Mixture):
         _check_batch(self.batch, self.records)
         if not 0 < self.ratio <= 1:
             raise ValueError(f"ratio = {self.ratio}: U/V must be in (0, 1]")
+
+    @property
+    def words(self) -> str:
+        return f"Poisson batches of {self.batch} of {self.records} records beside a mean over all"
 
     @property
     def rate(self) -> float:
@@ -212,6 +241,10 @@ class Masked(Sampling):
 
     def __post_init__(self) -> None:
         _check_batch(self.keep, self.parameters, ("keep", "parameters"))
+
+    @property
+    def words(self) -> str:
+        return f"all records, {self.keep} of {self.parameters} coordinates under a mask drawn by the silo"
 
     @property
     def rate(self) -> float:

@@ -12,11 +12,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors.numpy import load, save
 
+from silodp.errors import Refused
+
 LARGEST = 1 << 34  # a frame announced as longer than this is an error, not a reason to allocate
-
-
-class WireError(ValueError):
-    """Bytes that are not a message, or a peer that refused or went away."""
 
 
 def encode(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
@@ -27,17 +25,17 @@ def encode(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
 
 def decode(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if len(data) < 4:
-        raise WireError(f"message of {len(data)} bytes: too short to hold a header")
+        raise Refused(f"message of {len(data)} bytes: too short to hold a header")
     (length,) = struct.unpack_from("<I", data)
     if 4 + length > len(data):
-        raise WireError(f"message: header of {length} bytes announced, {len(data) - 4} present")
+        raise Refused(f"message: header of {length} bytes announced, {len(data) - 4} present")
     try:
         header = json.loads(data[4 : 4 + length])
         arrays = load(data[4 + length :])
     except Exception as error:  # safetensors raises its own class, json another: both mean bad bytes
-        raise WireError(f"message: cannot be read ({error})") from None
+        raise Refused(f"message: cannot be read ({error})") from None
     if not isinstance(header, dict):
-        raise WireError("message: the header must be a JSON object")
+        raise Refused("message: the header must be a JSON object")
     return header, arrays
 
 
@@ -54,8 +52,8 @@ def read_frame(stream: BinaryIO) -> bytes:
         return b""
     (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (LARGEST + 1,)
     if length > LARGEST:
-        raise WireError("frame: cut short or longer than allowed")
+        raise Refused("frame: cut short or longer than allowed")
     data = stream.read(length)
     if len(data) != length:
-        raise WireError(f"frame: {length} bytes announced, {len(data)} received")
+        raise Refused(f"frame: {length} bytes announced, {len(data)} received")
     return data

@@ -16,36 +16,48 @@ lowest bits are not covered. The caller clips; a longer vector is treated as one
 """
 
 import math
-from typing import Protocol
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float
 
+from silodp.privacy import halfspace
+from silodp.privacy.clones import RandomizerName
 from silodp.randomness import Randomness, Step
-from silodp.shuffle import halfspace
 
 Records = Float[Array, "n d"]
 Clip = float | Float[Array, ""]
 
 
-class Randomizer(Protocol):
-    """eps0-LDP, unbiased, for records of norm at most clip."""
+class Randomizer(eqx.Module):
+    """eps0-LDP, unbiased, for records of norm at most clip. Built from its level: `Randomizer(eps0)`."""
+
+    hides: ClassVar[RandomizerName] = "clones"  # what the accountant knows of it beyond eps0
+    traced_level: ClassVar[bool] = True  # whether eps0 may be a traced number
+
+    def __init__(self, eps0: Any):
+        raise NotImplementedError
 
     def randomize(self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0) -> Records:
         """One message per record; `step` keeps the draws of different microbatches apart."""
-        ...
+        raise NotImplementedError
 
     def variance(self, dimension: int, clip: float) -> float:
         """E |message - x|^2 at |x| = clip (for shorter x it is larger by clip^2 - |x|^2)."""
-        ...
+        raise NotImplementedError
 
 
-class Duchi(eqx.Module):
+class Duchi(Randomizer):
     """Hemisphere sampling: right side with probability e^eps0/(1+e^eps0), constant length."""
 
+    hides: ClassVar[RandomizerName] = "duchi"
+
     eps0: float | Float[Array, ""]
+
+    def __init__(self, eps0: float | Float[Array, ""]):
+        self.eps0 = eps0
 
     def randomize(self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0) -> Records:
         unit = _on_sphere(vectors, clip, random, step)
@@ -61,10 +73,16 @@ class Duchi(eqx.Module):
         return clip**2 * (radius**2 - 1)
 
 
-class PrivUnitG(eqx.Module):
+class PrivUnitG(Randomizer):
     """Half-space sampling of Gaussian vectors at the best threshold for (eps0, dimension)."""
 
+    hides: ClassVar[RandomizerName] = "privunit"
+    traced_level: ClassVar[bool] = False  # the threshold is found numerically
+
     eps0: float = eqx.field(static=True)
+
+    def __init__(self, eps0: float):
+        self.eps0 = eps0
 
     def randomize(self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0) -> Records:
         unit = _on_sphere(vectors, clip, random, step)

@@ -17,13 +17,20 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
+from silodp.errors import Refused
+
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _LENGTH = 4  # bytes that hold the length of the message inside its padding
 OVERHEAD = 32 + 16 + _LENGTH  # encapsulated key, authentication tag, length
 
 
-class Refused(ValueError):
-    """A message or a request that is not accepted; the text says why."""
+class Terms(NamedTuple):
+    """What was agreed for a batch."""
+
+    sealed_size: int  # bytes of every message
+    messages: int  # fewest messages to release
+    silos: int  # fewest distinct silos among their senders
+    quota: int  # most messages of one silo
 
 
 class Batch(NamedTuple):

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from jaxtyping import UInt32
 
-from silodp.shuffle.sealed import Refused
+from silodp.errors import Refused
 
 Words = UInt32[np.ndarray, " d"]
 

@@ -1,6 +1,6 @@
 """A step size by trial, as the papers of PSGM and DIFF2 find theirs. NOT PRIVATE: it looks at the loss on the records.
 
-Start with a large step; look at the loss every so many rounds; when it exceeds `tolerance` times its previous value
+Start with a large step; look at the loss every `every` rounds; when it exceeds `tolerance` times its previous value
 `patience` times in a row, halve the step and start again. The first step size that reaches the last round is taken.
 PSGM checks every 20 rounds with patience 3, DIFF2 with patience 5. Works for every algorithm, channel and model; all
 trials share one compiled program.
@@ -17,13 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from silodp.config import Config, ConfigError
+from silodp.config import Config
 from silodp.data import FederatedData
+from silodp.errors import ConfigError
 from silodp.models import Model
+from silodp.run.history import rows_of
 from silodp.run.progress import Progress, Update, silent
-from silodp.run.runner import Prepared, as_config, prepare, rows_of
+from silodp.run.runner import Ground, Prepared, as_config, prepared_on
 from silodp.run.simulate import Compiled, begin, compile_run
-from silodp.run.sweep import variant, with_values
+from silodp.run.sweep import with_values
 
 NOT_PRIVATE = "not private: selected on private data"
 HALVINGS = 40
@@ -53,12 +55,12 @@ def search_step_size(
     """The largest of start, start/2, start/4, ... with which the loss does not keep rising."""
     base = as_config(config)
     trial = lambda step: with_values(base, {"algorithm.step_size": step, "run.every": every})
-    prepared = prepare(trial(start), data, model)
+    ground = Ground.of(trial(start), data, model)
     compiled: dict[Any, Compiled] = {}
     tried: list[float] = []
     for halvings in range(HALVINGS):
         tried.append(start / 2**halvings)
-        member = variant(prepared, trial(tried[-1]), model)
+        member = prepared_on(ground, trial(tried[-1]))
         with progress(member.problem.rounds, 0, f"step size {tried[-1]:g}, {NOT_PRIVATE}") as bar:
             run = attempt(member, compiled, patience, tolerance, bar)
         if run is not None:

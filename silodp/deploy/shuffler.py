@@ -1,22 +1,20 @@
 """The shuffler: collects sealed messages, forgets their origin, releases them once, permuted.
 
-It knows the silos by secret tokens and sees only ciphertexts of one size; the server sees the
-released batch and learns neither origin nor order. A batch is released once, to the server only,
-and only when the agreed number of messages from the agreed number of distinct silos is in.
-Everything else is refused with a reason. The permutation comes from the operating system's
-randomness.
+It knows the silos by secret tokens and sees only ciphertexts of one size; the server sees the released batch and learns
+neither origin nor order. A batch is released once, to the server only, and only when the agreed number of messages from
+the agreed number of distinct silos is in. Everything else is refused with a reason. The permutation comes from the
+operating system's randomness.
 
-As a process of its own it speaks frames over a localhost socket (4 bytes of length, then the
-payload; no pickle). A request is one byte of kind, a 32-byte token, two bytes of name length, the
-batch's name, and a body; an answer is b"+" and a body, or b"-" and a reason:
+As a process of its own it speaks the frames of silodp.deploy.wire over a localhost socket. A request's header has a
+kind, the sender's token and the batch's name:
 
-    O (server)  open a batch; body: JSON of the `Terms`
-    S (silo)    submit; body: one sealed message
-    R (server)  release; the answer's body is the sealed messages, one after the other
+    open (server)     with the `Terms`
+    submit (silo)     with sealed messages, one row each
+    release (server)  answered by the sealed messages, one row each
 
-Start it with `python -m silodp.shuffle.shuffler` and one line of JSON on its standard input,
-{"server": token, "silos": [token, ...], "least": {query: terms}} (tokens hexadecimal; the plan's terms,
-which the server may not weaken); it prints its port and serves until its input closes.
+Start it with `python -m silodp.deploy.shuffler` and one line of JSON on its standard input,
+{"server": token, "silos": [token, ...], "least": {query: terms}} (tokens hexadecimal; the plan's terms, which the
+server may not weaken); it prints its port and serves until its input closes. It needs no JAX.
 """
 
 import json
@@ -26,22 +24,16 @@ import socketserver
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, cast
 
-from silodp.shuffle.sealed import Refused
+import numpy as np
+
+from silodp.channels.sealed import Terms
+from silodp.deploy.wire import decode, encode, read_frame, write_frame
+from silodp.errors import Refused
 
 TOKEN = 32
-_LARGEST_FRAME = 2**31
-
-
-class Terms(NamedTuple):
-    """What was agreed for a batch."""
-
-    sealed_size: int  # bytes of every message
-    messages: int  # fewest messages to release
-    silos: int  # fewest distinct silos among their senders
-    quota: int  # most messages of one silo
 
 
 class _Collected:
@@ -130,95 +122,77 @@ class ShufflerClient:
         if len(token) != TOKEN:
             raise ValueError(f"token must have {TOKEN} bytes, not {len(token)}")
         self._socket = socket.create_connection(("127.0.0.1", port))
+        self._stream = cast(BinaryIO, self._socket.makefile("rwb"))
         self._token = token
 
     def __enter__(self) -> "ShufflerClient":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stream.close()
         self._socket.close()
 
     def open(self, name: str, terms: Terms) -> None:
-        self._ask(b"O", name, json.dumps(terms._asdict()).encode())
+        self._ask({"kind": "open", "batch": name, "terms": terms._asdict()})
 
-    def submit(self, name: str, sealed: bytes) -> None:
-        self._ask(b"S", name, sealed)
+    def submit(self, name: str, sealed: Sequence[bytes]) -> None:
+        self._ask({"kind": "submit", "batch": name}, {"sealed": rows(sealed)})
 
     def release(self, name: str, sealed_size: int) -> list[bytes]:
-        body = self._ask(b"R", name, b"")
-        return [body[start : start + sealed_size] for start in range(0, len(body), sealed_size)]
+        released = self._ask({"kind": "release", "batch": name})["sealed"]
+        if released.dtype != np.uint8 or released.ndim != 2 or released.shape[1] != sealed_size:
+            raise Refused(f"batch {name!r}: the shuffler's answer is no batch of messages of {sealed_size} bytes")
+        return [row.tobytes() for row in released]
 
-    def _ask(self, kind: bytes, name: str, body: bytes) -> bytes:
-        encoded = name.encode()
-        send_frame(self._socket, kind + self._token + len(encoded).to_bytes(2, "big") + encoded + body)
-        answer = receive_frame(self._socket)
-        if not answer:
+    def _ask(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        write_frame(self._stream, encode(header | {"token": self._token.hex()}, dict(arrays or {})))
+        answered = read_frame(self._stream)
+        if not answered:
             raise ConnectionError("the shuffler closed the connection")
-        if answer[:1] == b"-":
-            raise Refused(answer[1:].decode())
-        return answer[1:]
+        header, arrays = decode(answered)
+        if header.get("kind") == "refused":
+            raise Refused(str(header.get("reason")))
+        return dict(arrays)
 
 
-def send_frame(connection: socket.socket, payload: bytes) -> None:
-    """Four bytes of length, then the payload."""
-    connection.sendall(len(payload).to_bytes(4, "big") + payload)
-
-
-def receive_frame(connection: socket.socket) -> bytes:
-    """The next payload; empty when the other side has closed."""
-    header = _receive(connection, 4)
-    length = int.from_bytes(header, "big")
-    if length > _LARGEST_FRAME:
-        raise ValueError(f"frame must have at most {_LARGEST_FRAME} bytes, not {length}")
-    return _receive(connection, length) if header else b""
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    received = bytearray()
-    while len(received) < length:
-        part = connection.recv(min(length - len(received), 1 << 20))
-        if not part:
-            if received:
-                raise ConnectionError("the connection broke off inside a frame")
-            return b""
-        received += part
-    return bytes(received)
+def rows(sealed: Sequence[bytes]) -> np.ndarray:
+    """Messages of one size as rows of bytes."""
+    if len({len(message) for message in sealed}) > 1:
+        raise ValueError("sealed messages must all have one size")
+    return np.frombuffer(b"".join(sealed), np.uint8).reshape(len(sealed), -1 if sealed else 0)
 
 
 def answer(shuffler: Shuffler, request: bytes) -> bytes:
     """One request frame to one answer frame; a bad request is refused, never fatal."""
     try:
-        kind, token, name, body = _parse(request)
-        if kind == b"S":
-            shuffler.submit(token, name, body)
-            return b"+"
-        if kind == b"O":
-            shuffler.open(token, name, _terms(body))
-            return b"+"
-        if kind == b"R":
-            return b"+" + b"".join(shuffler.release(token, name))
+        header, arrays = decode(request)
+        kind, name, token = header.get("kind"), str(header.get("batch")), bytes.fromhex(str(header.get("token")))
+        if kind == "submit":
+            for sealed in submitted(arrays):
+                shuffler.submit(token, name, sealed)
+            return encode({"kind": "done"}, {})
+        if kind == "open":
+            shuffler.open(token, name, terms_of(header.get("terms")))
+            return encode({"kind": "done"}, {})
+        if kind == "release":
+            return encode({"kind": "released"}, {"sealed": rows(shuffler.release(token, name))})
         raise Refused(f"unknown kind of request {kind!r}")
-    except Refused as reason:
-        return b"-" + str(reason).encode()
+    except ValueError as reason:
+        return encode({"kind": "refused", "reason": str(reason)}, {})
 
 
-def _parse(request: bytes) -> tuple[bytes, bytes, str, bytes]:
-    token_end, name_start = 1 + TOKEN, 3 + TOKEN
-    name_end = name_start + int.from_bytes(request[token_end:name_start], "big")
-    if len(request) < name_start or len(request) < name_end:
-        raise Refused("the request is cut off")
+def submitted(arrays: Mapping[str, np.ndarray]) -> list[bytes]:
+    sealed = arrays.get("sealed")
+    if sealed is None or sealed.dtype != np.uint8 or sealed.ndim != 2:
+        raise Refused("submit: sealed messages must be rows of bytes")
+    return [row.tobytes() for row in sealed]
+
+
+def terms_of(told: Any) -> Terms:
     try:
-        name = request[name_start:name_end].decode()
-    except UnicodeDecodeError as error:
-        raise Refused("the batch's name is not UTF-8") from error
-    return request[:1], request[1:token_end], name, request[name_end:]
-
-
-def _terms(body: bytes) -> Terms:
-    try:
-        return Terms(**{name: int(value) for name, value in json.loads(body).items()})
+        return Terms(**{name: int(value) for name, value in told.items()})
     except (ValueError, TypeError, AttributeError) as error:
-        raise Refused(f"terms must be JSON with the fields {', '.join(Terms._fields)}") from error
+        raise Refused(f"terms must be an object with the fields {', '.join(Terms._fields)}") from error
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -230,14 +204,14 @@ class _Server(socketserver.ThreadingTCPServer):
         self.shuffler, self.lock = shuffler, threading.Lock()
 
 
-class _Handler(socketserver.BaseRequestHandler):
+class _Handler(socketserver.StreamRequestHandler):
     server: _Server  # type: ignore[assignment]
 
     def handle(self) -> None:
-        while request := receive_frame(self.request):
+        while request := read_frame(cast(BinaryIO, self.rfile)):
             with self.server.lock:
                 reply = answer(self.server.shuffler, request)
-            send_frame(self.request, reply)
+            write_frame(cast(BinaryIO, self.wfile), reply)
 
 
 def main() -> None:

@@ -1,0 +1,321 @@
+"""What a trust model has to answer for: what it accounts, who it protects by how much, what passes, who sees what.
+
+`Channel` is that protocol, with the answers of the simplest case: every silo adds its own noise before anything leaves
+it. `send` runs in the silo, `receive` at the server; a message is a pytree of arrays. Noise multipliers come from the
+plan that every party holds, never from a message. A channel without any multipliers adds nothing: not private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from silodp.core import Account, Answer, Public, RecordMean, Release, Silo, Vector
+from silodp.errors import ConfigError
+from silodp.facts import Declared, Stream
+from silodp.privacy.kinds import Releases, Spent
+from silodp.randomness import Randomness
+
+if TYPE_CHECKING:
+    from silodp.channels.sealed import Terms
+
+Multipliers = Float[np.ndarray, " silos"]
+
+
+def privatise(release: Release, multiplier: Any, randomness: Randomness, step: Any = 0) -> Vector:
+    """The one place where Gaussian noise is drawn: std = multiplier * bound.
+
+    Formal guarantee: a release whose value moves by at most `bound` when one record is replaced is
+    (1/multiplier)-Gaussian-DP, given everything released before it.
+    """
+    if multiplier is None:
+        return release.value
+    draw = randomness.normal(f"noise/{release.stream}", release.value.shape, step)
+    # A zero multiplier or bound adds exactly nothing, also when the other factor is infinite.
+    silent = (multiplier == 0) | (release.bound == 0)
+    return release.value + jnp.where(silent, 0.0, multiplier * release.bound) * draw
+
+
+class Packed(NamedTuple):
+    """A message in plain form: what is written to the wire."""
+
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Form(NamedTuple):
+    """One form in which an audit runs a trust model: changes of the config, by section.key.
+
+    per_record: records' messages are attacked one by one. smaller: by how much fewer records, where each is dear.
+    """
+
+    changes: dict[str, Any]
+    per_record: bool = False
+    smaller: int = 1
+
+
+class Asked(Protocol):
+    """What an algorithm's registry entry says about the channel it wants (silodp.algorithms.Entry)."""
+
+    @property
+    def compression(self) -> str: ...
+
+    @property
+    def randomizer(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a config and an algorithm's entry say about a channel: each channel takes what it knows, refuses the rest.
+
+    `options` holds the algorithm section (compressor, randomizer, ...), `privacy` the privacy section, `own` the keys
+    that only a channel from outside knows.
+    """
+
+    options: Any
+    privacy: Any
+    entry: Asked
+    own: Mapping[str, Any]
+
+
+class Channel(eqx.Module):
+    """A trust model. `multipliers` holds, by stream, one number for each silo; a plan fills it in."""
+
+    name: ClassVar[str] = ""
+    # For the certificate: what the adversary sees, who has to be honest, and what is left if the others are not.
+    sees: ClassVar[str] = ""
+    honest: ClassVar[tuple[str, ...]] = ()
+    if_others_collude: ClassVar[str] = ""
+    weighs_by_size: ClassVar[bool] = False  # silos weigh what they send, as a theorem for this channel expects
+
+    multipliers: dict[str, Float[Array, " silos"]] = eqx.field(default_factory=dict, kw_only=True)
+
+    # --- the promise: before a run, with public facts only ---------------------------------------------
+
+    @classmethod
+    def of(cls, wishes: Wishes) -> Channel:
+        """The channel that a config asks for; ConfigError where it asks for what this trust model cannot do."""
+        refuse_compression(wishes)
+        refuse_randomizer(wishes)
+        return cls(**wishes.own)
+
+    def batches(self, kind: str | None, asked: bool) -> str | None:
+        """The way batches are drawn on this channel, when `kind` is what the algorithm (or the user) wants."""
+        return kind
+
+    def check(self, declared: Declared, options: Any) -> None:
+        """Refuse, before anything is spent, what this trust model cannot keep."""
+
+    def accounted(self, declared: Declared, silo: int, streams: Sequence[Stream]) -> list[Releases]:
+        """A silo's streams as the accountant sees them."""
+        size = declared.facts.sizes[silo]
+        return [Releases(s.name, s.count, s.batch.sampling(size)) for s in streams]
+
+    def accounted_as(self, stream: Stream) -> str:
+        """The line of the account that a stream's releases belong to."""
+        return stream.name
+
+    def joint(self, name: str, needed: Multipliers, declared: Declared) -> Multipliers:
+        """The channel's multipliers, from those that each silo's own records need."""
+        return needed
+
+    def protecting(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
+        """The multiplier that a release has for each silo's own records, at least."""
+        return nominal
+
+    def std_over_clip(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
+        """Std of the noise in clip norms: on each silo's mean, or on the average where only that is noised."""
+        return nominal * declared.bounds_over_clip(name)
+
+    def averaged(self, silos: float) -> float:
+        """By how much the noise of the average over so many silos is smaller than that of one silo's mean."""
+        return silos
+
+    def variance(self, parameters: int) -> float:
+        """omega: the variance that compression adds to a message, relative to its square."""
+        return 0.0
+
+    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float) -> dict[str, float] | None:
+        """The epsilon that is left to a silo's records when others work for the server, by who does."""
+        return None
+
+    def ready(self, declared: Declared, multipliers: Mapping[str, Array], delta: float) -> Channel:
+        """This channel with the noise of a plan."""
+        return replace(self, multipliers=dict(multipliers))
+
+    # --- the run ----------------------------------------------------------------------------------------
+
+    def remember(self, sizes: Mapping[str, int]) -> PyTree:
+        """The silo's end of the channel between rounds; `sizes`: the numbers in a release, by stream."""
+        return ()
+
+    def open(self, sizes: Mapping[str, int]) -> PyTree:
+        """The server's end of the channel between rounds."""
+        return ()
+
+    def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
+        """The silo's message and its end of the channel afterwards."""
+        raise NotImplementedError
+
+    def receive(
+        self,
+        messages: PyTree,
+        weights: Float[Array, " m"],
+        accounts: Account,
+        randomness: Randomness,
+        memory: PyTree,
+    ) -> tuple[Vector, Account, PyTree]:
+        """The private mean of this round's messages, the silos' accounts and the server's end afterwards.
+
+        `weights` are the participants' parts of the whole objective; those of all silos sum to 1.
+        """
+        raise NotImplementedError
+
+    def batch_name(self, stream: str) -> str:
+        """Whose batch a stream uses: here its own, drawn independently of every other."""
+        return stream
+
+    def multiplier(self, stream: str, silo: Silo) -> Array | None:
+        return self.multipliers[stream][silo.index] if self.multipliers else None
+
+    def privatise_local(self, release: Release, silo: Silo, step: Any = 0) -> Vector:
+        """Noise drawn in the silo, whatever the channel: what a silo computes locally only it can protect."""
+        multiplier = self.multiplier(release.stream, silo)
+        silo.account = silo.account.spend(release.stream, jnp.float32(0.0 if multiplier is None else multiplier))
+        return privatise(release, multiplier, silo.randomness, step)
+
+    def bits(self, messages: PyTree) -> Any:
+        """Bits of all silos' messages of a round."""
+        one = jax.tree.map(lambda leaf: leaf[0], messages)
+        return jax.tree.leaves(messages)[0].shape[0] * self.message_bits(one)
+
+    def message_bits(self, message: PyTree) -> int:
+        """Bits of one silo's message on the wire."""
+        raise NotImplementedError
+
+    # --- between machines -------------------------------------------------------------------------------
+
+    shared_batch: ClassVar[str | None] = None  # the batch that all questions of a round share
+
+    def alone(self) -> Channel:
+        """The channel as a silo in a process of its own uses it."""
+        return self
+
+    def pack(self, message: PyTree) -> Packed:
+        """The message as named arrays and plain facts, for the wire."""
+        raise NotImplementedError
+
+    def unpack(self, packed: Packed) -> PyTree:
+        """The message that `receive` takes; ValueError when the arrays are not one."""
+        raise NotImplementedError
+
+    def check_round(self, sent: Sequence[Stream], together: int) -> None:
+        """Refuse a further message of a round that the account does not have (`sent`: streams of the round so far)."""
+
+    def terms(self, declared: Declared, asks: Mapping[str, str]) -> dict[str, Terms] | None:
+        """What a shuffler has to wait for, by query (`asks`: query -> stream); None: no shuffler is needed."""
+        return None
+
+    def silo_end(self, declared: Declared, index: int, agreed: bytes, shuffler: Any) -> SiloEnd:
+        """What happens in the silo between a message and the wire.
+
+        `agreed`: bytes that all silos have in common. `shuffler`: the silo's link to it, where there is one.
+        """
+        return SiloEnd(self)
+
+    def server_end(self, sizes: Mapping[str, int], shuffler: Any) -> ServerEnd:
+        """What happens at the server between the wire and the mean. `shuffler`: its link, where there is one."""
+        return ServerEnd(self, sizes)
+
+    # --- an auditor -------------------------------------------------------------------------------------
+
+    @classmethod
+    def audited(cls, entry: Asked, example: Mapping[str, Any]) -> list[Form]:
+        """The forms in which this trust model is audited for an algorithm with these example options."""
+        return [Form({})]
+
+    def seen(self, messages: PyTree, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
+        """What an adversary sees of a round: a row for each silo, or one when only the mean is seen.
+
+        `before`: the silos' ends of the channel before the round.
+        """
+        return messages
+
+
+class SiloEnd:
+    """A silo's end between processes: here a message is packed as it is."""
+
+    key: bytes | None = None  # public, to be exchanged with the other silos
+
+    def __init__(self, channel: Channel):
+        self.channel = channel
+
+    def agree(self, keys: Sequence[bytes]) -> str:
+        """Take all silos' keys; returns a fingerprint of what was agreed on."""
+        raise ValueError("keys: this channel has none to agree on")
+
+    def check(self, round: int) -> None:
+        """Refuse before anything is computed."""
+
+    def send(self, round: int, query: str, message: PyTree) -> Packed:
+        return self.channel.pack(message)
+
+
+class ServerEnd:
+    """The server's end between processes."""
+
+    def __init__(self, channel: Channel, sizes: Mapping[str, int]):
+        self.channel, self.memory = channel, channel.open(sizes)
+        self.bits = 0.0  # that reached the server by another way than a silo's answer
+
+    def expect(self, round: int, query: str, sent: Sequence[int], size: int) -> None:
+        """Before a question: how many records each silo answers for."""
+
+    def mean(
+        self, packed: Sequence[Packed], weights: Float[Array, " m"], accounts: Account, randomness: Randomness
+    ) -> tuple[Vector, Account]:
+        messages = [self.channel.unpack(each) for each in packed]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+        value, accounts, self.memory = self.channel.receive(stacked, weights, accounts, randomness, self.memory)
+        return value, accounts
+
+
+def normalised(weights: Float[Array, " m"]) -> Float[Array, " m"]:
+    return weights / weights.sum()
+
+
+def evaluated(answer: Answer) -> Release:
+    if isinstance(answer, Public):
+        raise TypeError("a Public answer carries no bound")
+    return answer if isinstance(answer, Release) else answer.release()
+
+
+def per_record(answer: Answer) -> RecordMean:
+    if not isinstance(answer, RecordMean):
+        raise TypeError("a shuffled channel needs the records one by one: this estimator only has their mean")
+    return answer
+
+
+def refuse_compression(wishes: Wishes) -> None:
+    """For the trust models in which a message is not private before it is compressed."""
+    if wishes.privacy.mask_amplification:
+        raise ConfigError("privacy.mask_amplification = true: needs algorithm.compressor = 'rand-k'")
+    if wishes.options.compressor is not None:
+        raise ConfigError(
+            f"algorithm.compressor = {wishes.options.compressor!r}: needs privacy.trust = 'untrusted', where a message "
+            "is private before it is compressed"
+        )
+
+
+def refuse_randomizer(wishes: Wishes) -> None:
+    for option in ("randomizer", "grid"):
+        value = getattr(wishes.options, option)
+        if value is not None:
+            raise ConfigError(f"algorithm.{option} = {value!r}: needs privacy.trust = 'shuffled'")

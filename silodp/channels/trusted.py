@@ -1,0 +1,99 @@
+"""The server is trusted: silos send clipped means in the clear, and it adds noise once, to the average.
+
+The noise is scaled to the record that moves the average most; a silo whose records move it less is protected by more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from silodp.channels.channel import Channel, Multipliers, Packed, evaluated, normalised, privatise
+from silodp.core import Account, Answer, Public, Release, Silo, Vector
+from silodp.facts import Declared
+from silodp.randomness import Randomness
+
+
+class Trusted(Channel):
+    """Noise once, at the server."""
+
+    name: ClassVar[str] = "trusted"
+    sees: ClassVar[str] = "everything the server broadcasts; not the silos' messages to the server"
+    honest: ClassVar[tuple[str, ...]] = (
+        "the silo itself: its software clips",
+        "the server: it sees clipped means in the clear, draws fresh noise and keeps both to itself",
+        "the transport between silo and server is confidential",
+    )
+    if_others_collude: ClassVar[str] = "unchanged if all other silos collude; nothing is left against the server itself"
+
+    def joint(self, name: str, needed: Multipliers, declared: Declared) -> Multipliers:
+        if declared.each(name)[0].local:
+            return needed
+        relative = self._moves(name, declared) if declared.facts.everyone else np.ones(len(needed))
+        used = np.isfinite(needed)  # a silo that never uses the stream asks for nothing
+        return np.full(len(needed), np.max((needed * relative)[used]) if used.any() else math.inf)
+
+    def protecting(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
+        if declared.each(name)[0].local or not declared.facts.everyone:
+            return nominal
+        return nominal / self._moves(name, declared)
+
+    def std_over_clip(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
+        bounds = declared.bounds_over_clip(name)
+        if declared.each(name)[0].local:
+            return nominal * bounds
+        weights = np.asarray(declared.facts.weights)
+        if not declared.facts.everyone:
+            weights = weights / declared.facts.fewest(weights.tolist())
+        return nominal * np.max(weights * bounds)
+
+    def _moves(self, name: str, declared: Declared) -> Multipliers:
+        """How far a record of each silo moves the weighted average, relative to the worst one."""
+        moved = np.asarray(declared.facts.weights) * declared.bounds_over_clip(name)
+        return moved / moved.max()
+
+    def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
+        return (answer if isinstance(answer, Public) else evaluated(answer)), memory
+
+    def receive(
+        self,
+        messages: PyTree,
+        weights: Float[Array, " m"],
+        accounts: Account,
+        randomness: Randomness,
+        memory: PyTree,
+    ) -> tuple[Vector, Account, PyTree]:
+        weights = normalised(weights)
+        mean = weights @ messages.value
+        if isinstance(messages, Public):
+            return mean, accounts, memory
+        moves = weights * messages.bound
+        release = Release(mean, jnp.max(moves), messages.stream)
+        if not self.multipliers:
+            return mean, accounts.spend(messages.stream, jnp.zeros_like(weights)), memory
+        multiplier = self.multipliers[messages.stream][0]
+        # A silo whose record moves the average less than the worst one's is hidden by as much more noise.
+        own = multiplier * jnp.where(moves > 0, release.bound / jnp.where(moves > 0, moves, 1.0), 1.0)
+        return privatise(release, multiplier, randomness), accounts.spend(messages.stream, own), memory
+
+    def message_bits(self, message: PyTree) -> int:
+        return 32 * (message.value.size + (0 if isinstance(message, Public) else 1))
+
+    def pack(self, message: PyTree) -> Packed:
+        if isinstance(message, Public):
+            return Packed({"stream": None}, {"value": np.asarray(message.value)})
+        arrays = {"value": np.asarray(message.value), "bound": np.asarray(message.bound)}
+        return Packed({"stream": message.stream}, arrays)
+
+    def unpack(self, packed: Packed) -> PyTree:
+        value = jnp.asarray(packed.arrays["value"])
+        if packed.facts["stream"] is None:
+            return Public(value)
+        return Release(value, jnp.asarray(packed.arrays["bound"]), packed.facts["stream"])
+
+    def seen(self, messages: PyTree, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
+        return mean[None]

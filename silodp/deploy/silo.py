@@ -1,0 +1,246 @@
+"""A silo in its own process: `python -m silodp.deploy.silo`, bytes in on stdin, bytes out on stdout.
+
+It is given the agreed plan and its own records once, and afterwards only public points and round numbers. Noise,
+batches and masks are drawn here, from the operating system's entropy. It answers no question twice, never goes back in
+rounds, and refuses whatever would exceed the releases of the plan. Parts from outside the library that a plan names are
+refused, unless its operator lists them when the process is started: `python -m silodp.deploy.silo MODULE:CLASS ...`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from silodp import registry
+from silodp.core import Account, Silo, Site, ask, privatised
+from silodp.deploy.shuffler import ShufflerClient
+from silodp.deploy.wire import decode, encode, read_frame, write_frame
+from silodp.errors import Refused
+from silodp.facts import Stream
+from silodp.models import model_of
+from silodp.objective import build_objective, example_record
+from silodp.plan.plan import Plan, make_plan
+from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
+
+
+class ShufflerLink:
+    """A silo's link to the shuffler, and the server's key, to which it seals."""
+
+    def __init__(self, invitation: Mapping[str, Any]):
+        self.server_key = bytes.fromhex(invitation["server_key"])
+        self.submit = ShufflerClient(invitation["port"], bytes.fromhex(invitation["token"])).submit
+
+
+class SiloServer:
+    """One silo's records, memory and account, and the answers it gives."""
+
+    def __init__(self, setup: Mapping[str, Any], records: Mapping[str, np.ndarray]):
+        self.index: int = setup["index"]
+        self.seed: int | None = setup["seed"]
+        self.plan = Plan.from_json(setup["plan"])
+        facts = self.plan.facts
+        if len(records["targets"]) != facts.sizes[self.index]:
+            raise Refused(
+                f"setup: this silo has {len(records['targets'])} records, the plan says {facts.sizes[self.index]}"
+            )
+        self._check_plan()
+        model = model_of(self.plan.config.model, facts)
+        self.objective = build_objective(model, example_record(facts), self.plan.config.model.engine)
+        if self.objective.parameters != facts.parameters:
+            raise Refused(
+                f"setup: the plan says {facts.parameters} parameters, the model has {self.objective.parameters}"
+            )
+        channel = self.plan.noised.alone()
+        link = None if setup["shuffler"] is None else ShufflerLink(setup["shuffler"])
+        self.end = channel.silo_end(self.plan.declared, self.index, agreed_bytes(setup), link)
+        stored = (jnp.asarray(records["features"]), jnp.asarray(records["targets"]))
+        size, index = jnp.int32(len(records["targets"])), jnp.int32(self.index)
+        self.site = Site(self.objective, channel, stored, size, index, alone=True)
+        self.streams = {s.name: s for s in self.plan.releases(self.index)}
+        self.account = Account.empty(list(self.streams))
+        self.memory: Any = ()
+        self.wire = channel.remember(self.plan.sizes)
+        self.answered: set[tuple[int, str]] = set()
+        self.released: list[Stream] = []  # in this round
+        self.round, self.started = -1, False
+        self.batch_seed = fresh_seed()
+        self.compiled: dict[tuple[str, str], Callable[..., Any]] = {}
+
+    def _check_plan(self) -> None:
+        """The noise that was sent must be what the agreed config needs, and a seed only stands in a test."""
+        config = self.plan.config
+        if self.seed is not None and not config.run.test_seed:
+            raise Refused("setup: a seed, but the config has no run.test_seed = true; noise must not be repeatable")
+        if not config.privacy.private:
+            return
+        told, promised = self.plan.epsilon(self.index), self._promised()
+        if not told <= promised * (1 + 1e-4):
+            raise Refused(f"setup: this noise gives epsilon {told:.6g}, the config says {promised:.6g}")
+
+    def _promised(self) -> float:
+        """The epsilon of this silo's records by the config alone."""
+        privacy = self.plan.config.privacy
+        if privacy.epsilon is not None and privacy.calibration == "exact":
+            return privacy.epsilon
+        return make_plan(self.plan.config, self.plan.facts).epsilon(self.index)
+
+    def start(self, x0: Array) -> None:
+        if self.started:
+            raise Refused("start: this run has begun already")
+        self.started = True
+        silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
+        self.memory = self.plan.algorithm.remember(silo, x0)
+
+    def answer(
+        self, kind: str, name: str, round: int, public: list[Array]
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The message for one question; the silo's state moves only when it may be sent."""
+        compiled = self._compiled(kind, name)
+        self._check_fresh(name, round)
+        self._check_public(name, public)
+        self.end.check(round)
+        if round != self.round:
+            self.batch_seed = fresh_seed()
+        outcome = compiled(tuple(public), jnp.int32(round), self.memory, self.account, self.wire, self.batch_seed)
+        message, memory, account, wire = outcome
+        self._check_budget(account)
+        released = self._check_together(account, round)
+        work = {"gradients": float(account.gradients - self.account.gradients)}
+        self.memory, self.account, self.wire, self.round, self.released = memory, account, wire, round, released
+        self.answered.add((round, name))
+        if kind == "local":
+            return work, {"value": np.asarray(message)}
+        packed = self.end.send(round, name, message)
+        return work | packed.facts, packed.arrays
+
+    def _compiled(self, kind: str, name: str) -> Callable[..., Any]:
+        if kind not in ("ask", "local"):
+            raise Refused(f"kind {kind!r}: unknown; a silo answers setup, keys, start, ask, local and account")
+        if name not in self.plan.algorithm.queries:
+            raise Refused(f"query {name!r}: the agreed algorithm asks only {tuple(self.plan.algorithm.queries)}")
+        if (kind, name) not in self.compiled:
+            query = getattr(self.plan.algorithm, name)
+
+            def run(public: Any, round: Array, memory: Any, account: Account, wire: Any, batch_seed: Array) -> Any:
+                silo = self._silo(round, memory, account, batch_seed)
+                if kind == "local":
+                    return privatised(query(silo, *public)), silo.memory, silo.account, wire
+                return ask(query, public, silo, wire)
+
+            self.compiled[kind, name] = jax.jit(run)
+        return self.compiled[kind, name]
+
+    def _silo(self, round: Array, memory: Any, account: Account, batch_seed: Any) -> Silo:
+        return Silo(self.site, round, self._randomness(round, batch_seed), memory, account)
+
+    def _randomness(self, round: Array, batch_seed: Any) -> Randomness:
+        if self.seed is not None:
+            return SeededRandomness(party_key(jax.random.key(self.seed), round, self.index))
+        shared = self.site.channel.shared_batch
+        if shared is None:
+            return SystemRandomness()
+        key = jax.random.wrap_key_data(jnp.asarray(batch_seed), impl="threefry2x32")
+        return SharedBatch(SystemRandomness(), key, f"batch/{shared}")
+
+    def _check_public(self, name: str, public: list[Array]) -> None:
+        """Arguments have the shapes that the query declares: nothing else may be broadcast."""
+        size = self.objective.parameters
+        shapes = [tuple(size if n == "d" else n for n in shape) for shape in self.plan.algorithm.queries[name]]
+        if [point.shape for point in public] != shapes:
+            got = [point.shape for point in public]
+            raise Refused(f"query {name!r}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
+
+    def _check_fresh(self, name: str, round: int) -> None:
+        if not 0 <= round < self.plan.facts.rounds:
+            raise Refused(f"round {round}: the plan has {self.plan.facts.rounds} rounds, from 0 on")
+        if round < self.round or (round, name) in self.answered:
+            raise Refused(f"query {name!r} of round {round}: answered already, or in the past")
+
+    def _check_together(self, account: Account, round: int) -> list[Stream]:
+        """The streams released in this round, this question included, if the channel takes them together."""
+        before = self.account.tallies
+        fresh = [name for name, tally in account.tallies.items() if int(tally.count) > int(before[name].count)]
+        released = [*(self.released if round == self.round else []), *(self.streams[name] for name in fresh)]
+        self.site.channel.check_round(released, self.plan.algorithm.together)
+        return released
+
+    def _check_budget(self, account: Account) -> None:
+        for name, tally in account.tallies.items():
+            if int(tally.count) > self.streams[name].count:
+                raise Refused(
+                    f"stream {name!r}: the plan allows {self.streams[name].count} releases; "
+                    "one more would exceed this silo's budget"
+                )
+
+
+def fresh_seed() -> np.ndarray:
+    return np.frombuffer(os.urandom(8), np.uint32)
+
+
+def agreed_bytes(setup: Mapping[str, Any]) -> bytes:
+    """What all silos have to agree on, as bytes: masks that differ in it do not cancel."""
+    return json.dumps({"plan": setup["plan"], "seed": setup["seed"]}, sort_keys=True).encode()
+
+
+def account_arrays(account: Account) -> dict[str, np.ndarray]:
+    arrays = {"gradients": np.asarray(account.gradients)}
+    for stream, tally in account.tallies.items():
+        arrays[f"count/{stream}"] = np.asarray(tally.count)
+        arrays[f"multiplier/{stream}"] = np.asarray(tally.multiplier)
+    return arrays
+
+
+def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, bytes]:
+    """One request and its answer. A refusal is an answer too: the reason goes back, nothing else does."""
+    try:
+        header, arrays = decode(data)
+        kind = header.get("kind")
+        if kind == "setup":
+            if server is not None and server.seed is None:
+                raise Refused("setup: this silo has a plan; a new one would forget what it has spent")
+            fresh = SiloServer(header, arrays)
+            return fresh, encode({"kind": "ready", "key": None if fresh.end.key is None else fresh.end.key.hex()}, {})
+        if server is None:
+            raise Refused("no plan yet: send setup first")
+        if kind == "keys":
+            fingerprint = server.end.agree([bytes.fromhex(key) for key in header["keys"]])
+            # For the silo's operator, who may compare it with the other silos'; the server's word would be worthless.
+            print(f"silo {server.index}: keys and plan agreed, fingerprint {fingerprint}", file=sys.stderr, flush=True)
+            return server, encode({"kind": "ready", "fingerprint": fingerprint}, {})
+        if kind == "start":
+            server.start(jnp.asarray(arrays["x0"]))
+            return server, encode({"kind": "ready"}, {})
+        if kind == "account":
+            return server, encode({"kind": "account"}, account_arrays(server.account))
+        public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
+        facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
+        return server, encode({"kind": "answer", "facts": facts}, message)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        return server, encode({"kind": "refused", "reason": f"{error}"}, {})
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    server: SiloServer | None = None
+    while data := read_frame(requests):
+        server, answer = reply(server, data)
+        write_frame(answers, answer)
+
+
+def main() -> None:
+    registry.close(sys.argv[1:])
+    # Whatever prints must not end up between the frames: keep the pipe, point stdout at stderr.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""The two kinds of refusal: a user's mistake, and what a party does not accept from another."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message names the key, the value and what would be right."""
+
+
+class Inadmissible(ConfigError):
+    """A paper's own conditions exclude every noise level here."""
+
+    def __init__(self, reasons: tuple[str, ...]):
+        super().__init__(f"privacy.calibration = 'paper': no eps0 is admissible: {'; '.join(reasons)}")
+        self.reasons = reasons
+
+
+class Refused(ValueError):
+    """Bytes, a message or a request that a party does not accept, or a peer that went away; the text says why."""

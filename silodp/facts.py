@@ -1,0 +1,148 @@
+"""What everybody knows about a run: its silos, who answers when, and what will be released. Never a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Key
+
+from silodp.randomness import SERVER, Randomness, SeededRandomness, party_key
+from silodp.sampling import BatchRule
+
+Silos = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The public facts that a plan rests on. The split, the weights and who is present are decided here, once."""
+
+    sizes: Silos
+    names: tuple[str, ...]
+    input_shape: tuple[int, ...] = ()
+    outputs: int = 1  # classes, or 1 for a number
+    task: str = "regression"
+    parameters: int | None = None  # d; None where no model is known yet
+    weights: tuple[float, ...] = ()  # each silo's part of the objective
+    rounds: int = 0  # that take place
+    participation: int | None = None  # silos in a round; None: all
+    seed: int = 0  # public: who takes part in which round
+    scheduled: bool = False  # who takes part is fixed beforehand, and only that is charged
+
+    def __post_init__(self) -> None:
+        for field in ("sizes", "names", "input_shape", "weights"):  # JSON brings lists
+            object.__setattr__(self, field, tuple(getattr(self, field)))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> Facts:
+        unknown = set(tree) - {field.name for field in fields(Facts)}
+        if unknown:
+            raise ValueError(f"facts: unknown {', '.join(sorted(unknown))}")
+        return Facts(**tree)
+
+    @property
+    def silos(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def answering(self) -> int:
+        """Silos that answer in a round."""
+        return self.participation or self.silos
+
+    @property
+    def everyone(self) -> bool:
+        return self.answering == self.silos
+
+    def present(self, round: int) -> list[int]:
+        """The silos of a round, by the public seed."""
+        return np.asarray(silos_of_round(jax.random.key(self.seed), round, self.silos, self.participation)).tolist()
+
+    def rounds_of(self, silo: int) -> Sequence[int]:
+        """The rounds in which a silo may be asked."""
+        return self._attendance[silo] if self.scheduled and not self.everyone else range(self.rounds)
+
+    @cached_property
+    def _attendance(self) -> tuple[tuple[int, ...], ...]:
+        key = jax.random.key(self.seed)
+        draw = lambda r: silos_of_round(key, r, self.silos, self.participation)
+        present = np.asarray(jax.vmap(draw)(jnp.arange(self.rounds)))
+        return tuple(tuple(np.flatnonzero(np.any(present == i, axis=1)).tolist()) for i in range(self.silos))
+
+    @property
+    def counts_exactly(self) -> bool:
+        """Whether it is known beforehand how often each silo answers."""
+        return self.everyone or self.scheduled
+
+    def fewest(self, each: Sequence[float]) -> float:
+        """The smallest total over the silos of a round: of records that answer, or of weights."""
+        return sum(sorted(each)[: self.answering])
+
+    def fewest_beside(self, silo: int, each: Sequence[float]) -> float:
+        """The smallest total over the other silos of a round in which this one answers."""
+        return sum(sorted(n for i, n in enumerate(each) if i != silo)[: self.answering - 1])
+
+
+def silos_of_round(key: Key[Array, ""], round: Any, silos: int, count: int | None) -> Int[Array, " m"]:
+    """The silos of a round: a uniform subset drawn by the server's public coins, in increasing order."""
+    return participants(SeededRandomness(party_key(key, round, SERVER)), silos, count)
+
+
+def participants(server: Randomness, silos: int, count: int | None) -> Int[Array, " m"]:
+    if count is None or count == silos:
+        return jnp.arange(silos)
+    tickets = server.uniform("participation", (silos,))
+    return jnp.sort(jax.lax.top_k(tickets, count)[1])
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One line of what an algorithm releases about a silo: so many releases, over batches drawn by this rule.
+
+    local: the silo adds the noise itself under every trust model, because it uses the value before anybody sees it.
+    alone: a record's only message of its round, on a batch of its own (a first round that differs from the others).
+    dimension: numbers in a release, where it is not a vector of the model's parameters.
+    """
+
+    name: str
+    count: int
+    batch: BatchRule
+    local: bool = False
+    alone: bool = False
+    dimension: int | None = None
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a run declares to release about each of its silos: what trust models and the accountant start from.
+
+    `streams` holds a line for every silo. `together`: streams that are released in the same round.
+    """
+
+    facts: Facts
+    streams: tuple[tuple[Stream, ...], ...]
+    together: int = 1
+
+    def each(self, name: str) -> list[Stream]:
+        """The stream as every silo has it."""
+        return [next(stream for stream in own if stream.name == name) for own in self.streams]
+
+    def divisors(self, name: str) -> list[float]:
+        """How many records of each silo answer in a round."""
+        return [s.batch.divisor(n) for s, n in zip(self.each(name), self.facts.sizes, strict=True)]
+
+    def bounds_over_clip(self, name: str) -> np.ndarray:
+        """How far each silo's released mean moves, in clip norms."""
+        pairs = zip(self.each(name), self.facts.sizes, strict=True)
+        return np.array([stream.batch.bound_over_clip(size) for stream, size in pairs])
+
+    def dimension(self, name: str) -> int | None:
+        stream = self.each(name)[0]
+        return self.facts.parameters if stream.dimension is None else stream.dimension

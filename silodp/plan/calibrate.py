@@ -1,0 +1,155 @@
+"""How a budget is divided: between the stages of a plan, between the streams of a stage, and what each then needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from silodp.channels import Channel
+from silodp.config import PrivacyConfig
+from silodp.core import Algorithm
+from silodp.facts import Declared, Facts
+from silodp.privacy import accountant
+from silodp.privacy.kinds import Releases
+
+VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
+
+Noise = dict[str, tuple[float, ...]]  # by line of the account, a multiplier for each silo
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the budget: an algorithm's releases and its share of mu^2."""
+
+    name: str
+    share: float
+    algorithm: Algorithm
+    declared: Declared
+
+    @staticmethod
+    def of(name: str, share: float, algorithm: Algorithm, facts: Facts) -> Part:
+        streams = tuple(
+            tuple(algorithm.releases(i, facts.sizes, facts.rounds_of(i))) for i in range(facts.silos)
+        )  # fmt: skip
+        return Part(name, share, algorithm, Declared(facts, streams, algorithm.together))
+
+    def accounted(self, channel: Channel, silo: int) -> list[Releases]:
+        return channel.accounted(self.declared, silo, self.declared.streams[silo])
+
+    def shares(self, channel: Channel, split: float | str | None) -> dict[str, float] | None:
+        """Each line's part of what the stage has; None: equal parts."""
+        lines = [self.accounted(channel, i) for i in range(self.declared.facts.silos)]
+        # A stream that nobody uses takes no part of the budget: one local step must cost what none costs.
+        used = list(dict.fromkeys(release.stream for own in lines for release in own if release.count))
+        return stream_shares(self.algorithm, used, lines[0][0].stream, split, self.declared.facts.rounds)
+
+
+def stream_shares(
+    algorithm: Algorithm, used: Sequence[str], leading: str, split: float | str | None, rounds: int
+) -> dict[str, float] | None:
+    """The split to the leading stream (the first declared), the rest to the others in equal parts."""
+    others = [name for name in used if name != leading]
+    if not others or leading not in used:
+        return None
+    if split == "optimal":
+        shares = algorithm.optimal_shares(rounds)
+        if shares is None:
+            raise ValueError("privacy.split = 'optimal': not known for this algorithm; give a share of mu^2")
+        return shares
+    value = VALUE_SHARE if split is None else float(split)
+    return {leading: value} | {name: (1 - value) / len(others) for name in others}
+
+
+def noise_of(
+    parts: Sequence[Part],
+    channel: Channel,
+    privacy: PrivacyConfig,
+    printed: Sequence[Mapping[str, float]] | None = None,
+) -> list[Noise]:
+    """Calibrate every stream of every silo to the target, all parts together; or take a paper's `printed` noise.
+
+    Returns the channel's multipliers, a dictionary for each part.
+    """
+    facts = parts[0].declared.facts
+    lines = [[part.accounted(channel, i) for part in parts] for i in range(facts.silos)]
+    shares = joint_shares(parts, channel, privacy.split)
+    alike: dict[tuple[Releases, ...], dict[str, float]] = {}  # silos that release alike are calibrated once
+    needed = []
+    for i, by_part in enumerate(lines):
+        own = tuple(release for releases in by_part for release in releases)
+        if printed is not None:
+            needed.append(own_noise(own, replace_target(privacy, printed[i]), shares))
+            continue
+        if own not in alike:
+            alike[own] = own_noise(own, privacy, shares)
+        needed.append(alike[own])
+    return [
+        {
+            release.stream: joint(channel, part, release.stream, needed)
+            for release in lines[0][k]
+        }
+        for k, part in enumerate(parts)
+    ]  # fmt: skip
+
+
+def joint(channel: Channel, part: Part, line: str, needed: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
+    own = np.array([multipliers[line] for multipliers in needed])
+    return tuple(float(m) for m in channel.joint(line, own, part.declared))
+
+
+def joint_shares(parts: Sequence[Part], channel: Channel, split: float | str | None) -> dict[str, float] | None:
+    """Each line's part of the whole budget; None: one part, in equal parts."""
+    if len(parts) == 1:
+        return parts[0].shares(channel, split)
+    shares: dict[str, float] = {}
+    for part in parts:
+        lines = dict.fromkeys(r.stream for i in range(part.declared.facts.silos) for r in part.accounted(channel, i))
+        clash = lines.keys() & shares.keys()
+        if clash:
+            raise ValueError(f"stage {part.name!r}: stream {min(clash)!r} stands in another stage too; rename it")
+        within = part.shares(channel, split) or dict.fromkeys(lines, 1 / len(lines))
+        shares |= {line: part.share * share for line, share in within.items()}
+    return shares
+
+
+def replace_target(privacy: PrivacyConfig, multipliers: Mapping[str, float]) -> PrivacyConfig:
+    return privacy.model_copy(update={"epsilon": None, "gdp": None, "multipliers": dict(multipliers)})
+
+
+def own_noise(
+    releases: Sequence[Releases], privacy: PrivacyConfig, shares: Mapping[str, float] | None
+) -> dict[str, float]:
+    """What one silo's records need. A stream that the plan never uses gets infinite noise: a release that
+    should not happen would then show nothing."""
+    used = tuple(release for release in releases if release.count)
+    unused = {release.stream: math.inf for release in releases if not release.count}
+    if privacy.multipliers is not None:
+        return given_noise(releases, privacy.multipliers) | unused
+    if privacy.gdp is not None:
+        return accountant.calibrate_gdp(used, privacy.gdp, shares) | unused
+    assert privacy.epsilon is not None
+    target = privacy.epsilon, privacy.delta
+    return calibrated(used, *target, None if shares is None else tuple(shares.items())) | unused
+
+
+@lru_cache(maxsize=1024)  # the settings of a sweep often release alike
+def calibrated(
+    releases: tuple[Releases, ...], epsilon: float, delta: float, shares: tuple[tuple[str, float], ...] | None
+) -> dict[str, float]:
+    return accountant.calibrate(releases, epsilon, delta, None if shares is None else dict(shares))
+
+
+def given_noise(releases: Sequence[Releases], given: Mapping[str, float]) -> dict[str, float]:
+    declared = [release.stream for release in releases]
+    streams = [release.stream for release in releases if release.count]
+    for name in given:
+        if name not in declared:
+            raise ValueError(f"privacy.multipliers.{name}: no such stream; this run releases {', '.join(streams)}")
+    for name in streams:
+        if name not in given:
+            raise ValueError(f"privacy.multipliers: {name} is missing; this run releases {', '.join(streams)}")
+    return {name: given[name] for name in streams}

@@ -1,0 +1,186 @@
+"""The privacy statement of a run, written from the releases that were counted while it ran.
+
+`settle` compares the count with the plan and refuses a run that released more, or with less noise, than planned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from silodp.core import Account, Tally
+from silodp.facts import Stream
+from silodp.plan.plan import Claim, Plan
+from silodp.privacy import accountant
+from silodp.privacy.kinds import Spent
+
+SIMULATED = "simulation: seeded noise, not private"
+NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
+ROUNDING = 1e-6  # multipliers are counted in float32
+
+
+class AccountingError(RuntimeError):
+    """The run released something that its plan does not cover."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the certificate says beside the numbers."""
+
+    notes: tuple[str, ...] = ()
+    stamp: str | None = SIMULATED
+    versions: Mapping[str, str] = field(default_factory=dict)
+    claim: Claim | None = None
+
+
+def settle(plan: Plan, account: Account) -> list[list[Spent]]:
+    """What each silo really spent; an error when that is not what the plan allows."""
+    return [settled_silo(plan, silo, account) for silo in range(plan.facts.silos)]
+
+
+def settled_silo(plan: Plan, silo: int, account: Account) -> list[Spent]:
+    seen: list[Stream] = []
+    noise: dict[str, float] = {}
+    for stream in plan.releases(silo):
+        line, tally = plan.channel.accounted_as(stream), account.tallies[stream.name]
+        floor = float(plan.protecting(line)[silo])
+        count, multiplier = checked_tally(plan, silo, stream, tally, floor)
+        seen.append(replace(stream, count=count))
+        # Rounded to float32 on the way: never report less or more noise than the plan's own number.
+        noise[line] = min(noise.get(line, math.inf), max(floor, multiplier * (1 - ROUNDING)))
+    return [Spent(spent.releases, noise[spent.releases.stream]) for spent in plan.spent(silo, seen)]
+
+
+def checked_tally(plan: Plan, silo: int, stream: Stream, tally: Tally, floor: float) -> tuple[int, float]:
+    count, multiplier = int(np.asarray(tally.count)[silo]), float(np.asarray(tally.multiplier)[silo])
+    if count > stream.count or (plan.facts.counts_exactly and count != stream.count):
+        raise AccountingError(
+            f"silo {silo}, stream {stream.name!r}: {count} releases were counted, the plan has {stream.count}"
+        )
+    if count and multiplier < floor * (1 - ROUNDING):
+        raise AccountingError(
+            f"silo {silo}, stream {stream.name!r}: a release had noise multiplier {multiplier:.6g}, "
+            f"the plan has {floor:.6g}"
+        )
+    return count, multiplier
+
+
+def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) -> dict[str, Any]:
+    """The statement as plain data. `spent` is what `settle` returned."""
+    channel, delta = plan.channel, plan.config.privacy.delta
+    silos = [silo_statement(plan, i, own) for i, own in enumerate(spent)]
+    worst = max(silo["epsilon"] for silo in silos)
+    claim = None if context.claim is None else context.claim.verdict(worst) | {"delta": delta}
+    return {
+        "statement": (
+            f"{plan.config.algorithm.name} {under(channel.name)}: every record of "
+            f"every silo is ({worst:.4g}, {delta:g})-differentially private"
+        ),
+        "stamp": context.stamp,
+        "neighbours": NEIGHBOURS,
+        "adversary_sees": channel.sees,
+        "honest": list(channel.honest),
+        "if_others_collude": channel.if_others_collude,
+        "calibration": plan.config.privacy.calibration,
+        "claim": claim,
+        "silos": silos,
+        "outside_the_guarantee": outside(context.notes),
+        "public_preprocessing": [note for note in context.notes if not note.startswith("not private")],
+        "versions": dict(context.versions),
+    }
+
+
+def under(trust: str) -> str:
+    return f"under a{'n' if trust[:1] in 'aeiou' else ''} {trust} server"
+
+
+def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any]:
+    delta = plan.config.privacy.delta
+    epsilon = accountant.epsilon(own, delta)
+    return {
+        "silo": plan.facts.names[silo],
+        "records": plan.facts.sizes[silo],
+        "epsilon": epsilon,
+        "delta": delta,
+        "gdp_mu": accountant.gdp(own),
+        "curve": curve_points(own, epsilon),
+        "releases": [release_line(s, float(plan.std_over_clip(s.releases.stream)[silo])) for s in own],
+        "collusion": plan.channel.left_if(own, silo, plan.declared, delta),
+        "several_records_of_one_person": [
+            {"records": k, "epsilon": accountant.group_epsilon(own, delta, k), "delta": delta} for k in (2, 5)
+        ],
+    }
+
+
+def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:
+    kind = spent.releases.sampling
+    return {
+        "stream": spent.releases.stream,
+        "count": spent.releases.count,
+        "multiplier": spent.multiplier,
+        "std_over_clip": std_over_clip,
+        "sampling": kind.words,
+    } | kind.level(spent.multiplier)
+
+
+def curve_points(own: Sequence[Spent], epsilon: float) -> list[dict[str, float]]:
+    if not math.isfinite(epsilon) or epsilon == 0:
+        return []
+    grid = [epsilon * factor for factor in (0.25, 0.5, 1.0, 1.5, 2.0)]
+    deltas = accountant.curve(own, grid)
+    return [{"epsilon": e, "delta": float(d)} for e, d in zip(grid, deltas, strict=True)]
+
+
+def outside(notes: Sequence[str]) -> list[str]:
+    fitted = [note for note in notes if note.startswith("not private")]
+    return [
+        *fitted,
+        "the process that starts a run on one machine reads all silos' records",
+        "the history (objective, gradient norm) is measured on the private records",
+        "hyper-parameters chosen by looking at results on these records are not covered",
+    ]
+
+
+def as_text(tree: Mapping[str, Any]) -> str:
+    """The certificate for a reader."""
+    lines = [tree["statement"], ""]
+    if tree["stamp"]:
+        lines += [f"*** {tree['stamp']} ***", ""]
+    lines += [
+        f"Neighbouring inputs: {tree['neighbours']}.",
+        f"The adversary sees {tree['adversary_sees']}.",
+        "The guarantee assumes that these are honest: " + "; ".join(tree["honest"]) + ".",
+        f"Collusion: {tree['if_others_collude']}.",
+        f"Calibration: {tree['calibration']}.",
+    ]
+    if tree["claim"]:
+        claim = tree["claim"]
+        verdict = "VIOLATED" if claim["violated"] else "holds"
+        lines.append(
+            f"The paper's claim of epsilon {claim['claimed_epsilon']:g} {verdict}: the noise gives "
+            f"{claim['true_epsilon']:.4g} ({claim['formula']})."
+        )
+    for silo in tree["silos"]:
+        lines += ["", *silo_lines(silo)]
+    lines += ["", "Outside the guarantee:", *(f"  - {note}" for note in tree["outside_the_guarantee"])]
+    lines += ["", "Software: " + ", ".join(f"{k} {v}" for k, v in tree["versions"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def silo_lines(silo: Mapping[str, Any]) -> list[str]:
+    mu = "" if silo["gdp_mu"] is None else f", {silo['gdp_mu']:.4g}-Gaussian-DP"
+    lines = [f"Silo {silo['silo']} ({silo['records']} records): ({silo['epsilon']:.4g}, {silo['delta']:g})-DP{mu}"]
+    for release in silo["releases"]:
+        lines.append(
+            f"  {release['count']} x {release['stream']}: noise {release['multiplier']:.5g} x sensitivity, "
+            f"{release['sampling']}"
+        )
+    if silo["collusion"]:
+        lines += [f"  if {name.replace('_', ' ')}: epsilon {value:.4g}" for name, value in silo["collusion"].items()]
+    for group in silo["several_records_of_one_person"]:
+        lines.append(f"  a person with {group['records']} records here: epsilon {group['epsilon']:.4g}")
+    return lines
