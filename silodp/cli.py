@@ -162,7 +162,7 @@ def list_(json_: AsJson = False) -> None:
     rows = [
         {
             "name": name,
-            "trust": list(entry.trusts),
+            "trust": list(entry.trusts or ()),
             "private": entry.private,
             "summary": entry.summary,
             "paper": entry.paper,

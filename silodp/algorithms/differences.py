@@ -143,7 +143,7 @@ class LocalSteps(Algorithm):
 class LocalDifference(LocalSteps, RecursiveDifference):
     """DIFF2-BVR-L-SGD."""
 
-    queries: ClassVar = RecursiveDifference.queries | {"refine": (POINT, POINT, POINT)}
+    queries: ClassVar = {**RecursiveDifference.queries, "refine": (POINT, POINT, POINT)}
 
     def round(self, state: State, fed: Federation) -> State:
         return self.advance(state.x, self.estimate(state, fed), fed)

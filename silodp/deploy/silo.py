@@ -55,9 +55,8 @@ class SiloServer:
         model = model_of(self.plan.config.model, facts)
         self.objective = build_objective(model, example_record(facts), self.plan.config.model.engine)
         if self.objective.parameters != facts.parameters:
-            raise Refused(
-                f"setup: the plan says {facts.parameters} parameters, the model has {self.objective.parameters}"
-            )
+            has = self.objective.parameters
+            raise Refused(f"setup: the plan says {facts.parameters} parameters, the model has {has}")
         channel = self.plan.noised.alone()
         link = None if setup["shuffler"] is None else ShufflerLink(setup["shuffler"])
         self.end = channel.silo_end(self.plan.declared, self.index, agreed_bytes(setup), link)

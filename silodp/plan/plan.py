@@ -318,16 +318,20 @@ def choose(config: Config, facts: Facts) -> dict[str, Any]:
     if entry.theory is None:
         raise ConfigError(f"algorithm.theory = true: no theorem is known for {options.name}; leave it out")
     channel = channel_of(config, entry)
-    step = 0.5 / (options.smoothness or 1.0)
-    for _ in range(GUESSES):
-        asked = lambda stream, changes, step=step: share_of(config, entry, channel, facts, stream, changes, step)
+    theorem = entry.theory
+
+    def chosen_at(step: float) -> dict[str, Any]:
+        asked = lambda stream, changes: share_of(config, entry, channel, facts, stream, changes, step)
         choice = Choice(options, config.privacy, facts, channel, asked)
-        entry.theory(choice)
-        found = choice.chosen.get("step_size", step)
-        if config.privacy.split != "optimal" or math.isclose(found, step, rel_tol=1e-9):
-            break
-        step = found
-    return choice.chosen
+        theorem(choice)
+        return choice.chosen
+
+    step = 0.5 / (options.smoothness or 1.0)
+    chosen = chosen_at(step)
+    if config.privacy.split == "optimal":
+        for _ in range(GUESSES):
+            step, chosen = chosen.get("step_size", step), chosen_at(chosen.get("step_size", step))
+    return chosen
 
 
 def share_of(

@@ -1,4 +1,4 @@
-"""What shuffled eps0-LDP messages reveal: dominating pairs, sampling, and the kind `Messages`, whose multiplier is 1/eps0.
+"""What shuffled eps0-LDP messages reveal: dominating pairs, sampling, and the kind `Messages` (multiplier 1/eps0).
 
 One shuffled release of n messages, one of which belongs to the replaced record, is dominated by a
 coin hidden among clones: Cl ~ Bin(n-1, clone), A ~ Bin(Cl, 1/2), D ~ Bern(e^eps0/(1+e^eps0)),

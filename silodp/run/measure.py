@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from silodp.core import Algorithm, Vector
-from silodp.objective import Objective
+from silodp.objective import ModelObjective
 from silodp.prox import NoProx
 from silodp.run.federation import Silos
 
@@ -19,7 +19,7 @@ CHUNK = 8192  # records evaluated at a time, which bounds the memory of a measur
 
 
 def measure(
-    objective: Objective, silos: Silos, test: PyTree | None, algorithm: Algorithm, x: Vector
+    objective: ModelObjective, silos: Silos, test: PyTree | None, algorithm: Algorithm, x: Vector
 ) -> dict[str, Float[Array, ""]]:
     """F + psi, |grad F|^2 (or of the proximal gradient mapping), and the mean loss and metric on the test set."""
     value, gradient = value_and_gradient(objective, silos, x)
@@ -34,7 +34,7 @@ def measure(
     return row
 
 
-def value_and_gradient(objective: Objective, silos: Silos, x: Vector) -> tuple[Float[Array, ""], Vector]:
+def value_and_gradient(objective: ModelObjective, silos: Silos, x: Vector) -> tuple[Float[Array, ""], Vector]:
     """F(x) = sum_i w_i mean_j f(x; z_ij) and its gradient, a chunk of records at a time."""
     records, weights = flattened(silos)
     count = weights.shape[0]

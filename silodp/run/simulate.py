@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
 from silodp.core import SETTINGS, Algorithm, Vector
-from silodp.objective import Objective
+from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.run.federation import Ends, Silos, SimulatedFederation, opening
 from silodp.run.measure import measure
@@ -31,7 +31,7 @@ SECONDS_PER_CALL = 1.0  # progress is shown and a checkpoint taken about this of
 class Problem(eqx.Module):
     """What all settings of a sweep share: the data, the model, and everything that shapes the program."""
 
-    objective: Objective
+    objective: ModelObjective
     silos: Silos
     test: PyTree | None
     rounds: int = eqx.field(static=True)
