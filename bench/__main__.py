@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any
 
 PARTS = {
-    "machine": "bench.machine:machine",
     "values": "bench.gradients:values",
     "differences": "bench.gradients:differences",
     "runs": "bench.runs:runs",
     "sweeps": "bench.runs:sweeps",
     "compile": "bench.compiling:compiling",
     "growth": "bench.growth:growth",
-    "cores": "bench.cores:cores",
-    "profile": "bench.pieces:profile",
 }
-NEEDS_DATA = ("runs", "sweeps", "cores", "profile")
+NEEDS_DATA = ("runs", "sweeps")
 HERE = Path(__file__).parent
 # A worker that spins while it waits would be charged to whatever is timed next.
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4", "JAX_PLATFORMS": "cpu"}

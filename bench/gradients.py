@@ -11,14 +11,11 @@ import jax
 import numpy as np
 
 from bench import peers_jax, peers_numpy, peers_torch
-from bench.kept import kept_differences
 from bench.peer import Build, Peer
 from bench.timing import interleaved, summaries
 from bench.workloads import Tree, Workload, workloads
 
-PEERS: dict[str, Build] = (
-    peers_jax.PEERS | {"previous point kept, by hand": kept_differences} | peers_torch.PEERS | peers_numpy.PEERS
-)
+PEERS: dict[str, Build] = peers_jax.PEERS | peers_torch.PEERS | peers_numpy.PEERS
 FLOOR = "plain gradient, JAX"
 REFERENCE = "silodp structured"
 TOLERANCE = 1e-5
@@ -50,7 +47,7 @@ def measure_workload(work: Workload, points: int, quick: bool) -> dict[str, Any]
             "temporary_mb": peer.temporary_mb, "peak_mb": first[name][0], "compile_s": peer.compile_seconds,
         }  # fmt: skip
         print(f"    {name:38}{1e3 * rows[name]['cpu_s'][1]:10.2f} ms CPU {rows[name]['ratio'][1]:9.2f}x", flush=True)
-    return {"peers": rows, "flops": work.flops, "bytes": work.moved(points)}
+    return {"peers": rows}
 
 
 def flat(tree: Tree) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from bench.backends import NumpyBackend, TorchBackend
@@ -14,7 +13,6 @@ from bench.loops import loop_of
 from bench.simulated import Ready
 from bench.targets import TOGETHER
 from bench.timing import Samples, clock, shuffled, summaries
-from bench.workloads import gradient_flops
 from silodp.run.group import Group
 from silodp.run.runner import Prepared
 from silodp.run.sweep import variant
@@ -50,10 +48,7 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
     for name in loops:
         rows[name] |= {"rounds_timed": length[name], "difference": gaps[name]}
     share = 1 - rows["silodp without noise"]["ratio"][1]
-    return {
-        "rows": rows, "rounds": rounds, "compile_s": ready.compile_seconds, "noise_share": max(0.0, share),
-        "work": work_of(prepared, ready),
-    }  # fmt: skip
+    return {"rows": rows, "rounds": rounds, "compile_s": ready.compile_seconds, "noise_share": max(0.0, share)}
 
 
 def in_turns(
@@ -68,26 +63,6 @@ def in_turns(
     for name, row in rows.items():
         print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['ratio'][1]:9.2f}x", flush=True)
     return rows
-
-
-def work_of(prepared: Prepared, ready: Ready) -> dict[str, float]:
-    """Products of a run, and bytes that must move: records once a query, what is carried between rounds twice."""
-    params = prepared.parts.objective.unravel(prepared.setting.x0)
-    record = sum(leaf[0, 0].nbytes for leaf in jax.tree.leaves(prepared.problem.silos.records))
-    carried = sum(leaf.nbytes for leaf in jax.tree.leaves((ready.carry.state, ready.carry.ends)))
-    gradients = ready.gradients()
-    return {
-        "flops": gradient_flops(params) * gradients,
-        "bytes": gradients / points_of_a_query(prepared, ready) * record + 2 * carried * prepared.problem.rounds,
-    }
-
-
-def points_of_a_query(prepared: Prepared, ready: Ready) -> float:
-    """Points at which a record's gradient is taken each time it is read: the mean over the queries of a run."""
-    counts = {name: float(tally.count.sum()) for name, tally in ready().ends.accounts.tallies.items()}
-    of_value = 2 if prepared.config.algorithm.name == "mu2" else 1
-    points = {"value": of_value, "difference": 2}
-    return sum(count * points[stream] for stream, count in counts.items()) / sum(counts.values())
 
 
 def eager_loops(case: Case, prepared: Prepared) -> dict[str, Callable[[int], Any]]:

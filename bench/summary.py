@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import targets
-from bench.report import exponent, markdown, number, spread
+from bench.report import exponent, markdown, number
 
 BEGIN, END = "<!-- tables: written by make bench -->", "<!-- end of tables -->"
 Found = dict[str, Any]
@@ -80,27 +80,10 @@ def growth(found: Found) -> str:
     return markdown(["a round grows with", "slope of time", "slope of memory"], rows)
 
 
-def cores(found: Found) -> str:
-    cases = found["cores"]["found"]
-    cell = lambda row: f"{spread(row['wall_s'])}, CPU {number(row['cpu_s'][1])}"
-    rows = [[way, *(cell(own[way]) for own in cases.values())] for way in next(iter(cases.values()), {})]
-    return markdown(["eight runs, wall s (quartiles), CPU s", *cases], rows)
-
-
-def machine(found: Found) -> str:
-    limits = found["machine"]["found"]
-    names = next(iter(limits.values()))
-    return markdown(
-        ["the machine", *limits], [[name, *(number(own[name]) for own in limits.values())] for name in names]
-    )
-
-
 TABLES: dict[str, Any] = {
     "values": gradients("values"),
     "differences": lambda found: f"{gradients('differences')(found)}\n\n{engines(found)}",
     "runs": runs,
     "sweeps": sweeps,
     "growth": growth,
-    "cores": cores,
-    "machine": machine,
 }

@@ -131,12 +131,9 @@ def outcome(target: Target, reached: Reached | None) -> list[str]:
 
 
 def explanations(found: Found) -> list[str]:
-    """The measurement that says why a target was missed, for those that are known to be hard."""
-    part = lambda name: found[name]["found"] if name in found else None
-    profile = part("profile")
-    texts = hooks(part("values")) if "values" in found else []
-    texts += noise(part("runs"), profile["mu2"]) if profile and "runs" in found else []
-    return texts + (unshared(part("sweeps"), profile["sweep"]["micros"]) if profile and "sweeps" in found else [])
+    """What was measured beside a target that was missed, for those that are known to be hard."""
+    reasons = {"values": hooks, "runs": noise, "sweeps": unshared}
+    return [text for part, reason in reasons.items() if part in found for text in reason(found[part]["found"])]
 
 
 def hooks(found: Any) -> list[str]:
@@ -151,36 +148,23 @@ def hooks(found: Any) -> list[str]:
     ]
 
 
-def noise(found: Any, profile: Any) -> list[str]:
+def noise(found: Any) -> list[str]:
     run = run_of(found, MU2)
     if run is None or paired(run["rows"], "PyTorch loop", "silodp").quartiles[1] >= 20:
         return []
     loop = 1e6 * run["rows"]["PyTorch loop"]["cpu_s"][1] / run["rounds"]
     wall = paired(run["rows"], "PyTorch loop", "silodp", "wall").quartiles[1]
-    us, numbers = profile["micros"], profile["numbers"]
-    drawn, alone = us["normal numbers: both, fused"], us["a round"]
     return [
-        f"mu2 M = 1: the loop takes {loop:.0f} us a round, so the target leaves {loop / 20:.0f} us. The {numbers:,} "
-        f"normal numbers of a round alone take {drawn:.0f} us on one core ({1e3 * drawn / numbers:.2g} ns each; words "
-        f"{us['words: Threefry']:.0f} us, inverse error function {us['inverse error function']:.0f} us; torch.randn "
-        f"takes {us['as many normal numbers from torch.randn']:.0f} us for as many). The record's clipped combination "
-        f"takes {us['clipped combination of one record at two points']:.0f} us, a round without noise "
-        f"{us['a round without noise']:.0f} us. A whole round takes {alone:.0f} us on one core, where it is "
-        f"{loop / alone:.3g}x faster than the loop; on both cores, in wall time, silodp is {wall:.3g}x faster."
+        f"mu2 M = 1: the loop takes {loop:.0f} us a round, so the target leaves {loop / 20:.0f} us. Noise takes "
+        f"{run['noise_share']:.0%} of silodp's CPU time. On both cores, in wall time, silodp is {wall:.3g}x faster."
     ]
 
 
-def unshared(found: Any, us: Any) -> list[str]:
+def unshared(found: Any) -> list[str]:
     cpu, wall = (sweep(time)(found).quartiles[1] for time in ("cpu", "wall"))
     if cpu <= 6:
         return []
-    whole, part = "clipped difference, all silos", "of it softplus, its slope, and their changes"
-    one, many = ({name: us[f"{name}, {kind}"] for name in (whole, part, "a round")} for kind in ("one", "stacked"))
-    rest = (many[whole] - many[part]) / (one[whole] - one[part])
     return [
-        f"Sweep: {cpu:.3g}x in CPU time, {wall:.3g}x in wall time. The activations (softplus, its slope, "
-        f"and their changes) of 16 settings alone take {many[part] / one['a round']:.3g}x a whole round of one run, "
-        f"{many[part] / one[part]:.3g}x those of one setting: they differ from setting to setting. The rest of the "
-        f"clipped difference takes {rest:.3g}x; the clipped difference is {many[whole] / many['a round']:.0%} of a "
-        "stacked round."
+        f"Sweep: {cpu:.3g}x in CPU time, {wall:.3g}x in wall time. Activations differ from setting to setting and are "
+        "paid in full for each; docs/performance.md says how much that was."
     ]

@@ -73,15 +73,17 @@ def test_an_interrupted_run_leaves_the_last_results_and_can_be_resumed(tmp_path,
 
 
 def test_the_tables_of_the_page_are_written_between_their_marks(tmp_path):
-    limits = {"GEMM, JAX, Gflop/s": 123.0, "triad in place, JAX, GB/s": 45.6}
-    part = {"found": {"1 thread": limits}, "machine": "1 core", "when": "2026-01-01 00:00", "load_before": 0.5}
+    many = {"ratio": {"silos, untrusted": [1.0, 1.5, 2.5], "silos, trusted": [1.0, 1.25, 1.5]}, "samples": 5}
+    found = {"records": {"slope": 0.987, "memory_slope": None}, "many silos": many}
+    part = {"found": found, "machine": "1 core", "when": "2026-01-01 00:00", "load_before": 0.5}
     part |= {"seconds": 90.0, "commit": "abc with changes"}
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
     for _ in range(2):
-        write_tables({"machine": part}, page)
+        write_tables({"growth": part}, page)
     before, rest = page.read_text().split(BEGIN)
     tables, after = rest.split(END)
     assert PAGE.read_text().startswith(before) and PAGE.read_text().endswith(after)
-    assert tables.count("| GEMM, JAX, Gflop/s | 123 |") == 1
+    assert tables.count("| records | 0.99 |  |") == 1
+    assert "| <= 2x | 1.5x | 1-2.5 | 5 | yes, within the spread |" in tables
     assert "not measured" in tables and "commit abc with changes" in tables
