@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from bench import peers_jax, peers_numpy, peers_torch
+from bench import peers_jax, peers_torch
 from bench.peer import Build, Peer
 from bench.timing import interleaved, summaries
 from bench.workloads import Tree, Workload, workloads
 
-PEERS: dict[str, Build] = peers_jax.PEERS | peers_torch.PEERS | peers_numpy.PEERS
+PEERS: dict[str, Build] = peers_jax.PEERS | peers_torch.PEERS
 FLOOR = "plain gradient, JAX"
 REFERENCE = "silodp structured"
 TOLERANCE = 1e-5

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.backends import NumpyBackend, TorchBackend
 from bench.cases import Case, all_cases, diff2, mu2
-from bench.loops import loop_of
+from bench.loops import eager_loops
 from bench.simulated import Ready
 from bench.targets import TOGETHER
 from bench.timing import Samples, clock, shuffled, summaries
@@ -17,7 +16,6 @@ from silodp.run.group import Group
 from silodp.run.runner import Prepared
 from silodp.run.sweep import variant
 
-BACKENDS = {"PyTorch": TorchBackend, "numpy": NumpyBackend}
 CHECKED_ROUNDS = 5
 TOLERANCE = 1e-5
 TURNS = 5
@@ -37,7 +35,7 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
     ready = Ready(prepared)
     silent = Ready(case.prepared(rounds=rounds, noise=False))
     loops = eager_loops(case, prepared)
-    gaps = trajectory_gaps(case, list(loops))
+    gaps = trajectory_gaps(case)
     cycle = case.tree["algorithm"].get("restart", 20)
     seconds = lambda name: 0.3 if quick else SECONDS.get((case.name.split(",")[0], name), 1.0)
     length = {name: affordable(loop, rounds, cycle, seconds(name)) for name, loop in loops.items()}
@@ -65,13 +63,6 @@ def in_turns(
     return rows
 
 
-def eager_loops(case: Case, prepared: Prepared) -> dict[str, Callable[[int], Any]]:
-    loops = {f"{name} loop": loop_of(case, prepared, make(case, prepared)) for name, make in BACKENDS.items()}
-    if case.tree["privacy"]["trust"] == "trusted":
-        loops["PyTorch loop, silos stacked"] = loop_of(case, prepared, TorchBackend(case, prepared), stacked=True)
-    return loops
-
-
 def affordable(loop: Callable[[int], Any], rounds: int, cycle: int, seconds: float) -> int:
     """As many rounds as fit into so many seconds; whole cycles, so that restarts have their share."""
     loop(0)
@@ -89,7 +80,7 @@ def without_chance(case: Case) -> Prepared:
     return case.prepared(noise=False, rounds=CHECKED_ROUNDS, **changes)
 
 
-def trajectory_gaps(case: Case, names: list[str]) -> dict[str, float]:
+def trajectory_gaps(case: Case) -> dict[str, float]:
     """How far each loop's last point is from silodp's, relative to the way moved, when chance is taken out."""
     prepared = without_chance(case)
     expected = np.asarray(Ready(prepared)().state.x)
@@ -97,9 +88,7 @@ def trajectory_gaps(case: Case, names: list[str]) -> dict[str, float]:
     # mu2 reports the point of the last query, one behind the loop's.
     last = CHECKED_ROUNDS - 1 if case.tree["algorithm"]["name"] == "mu2" else CHECKED_ROUNDS
     gaps = {}
-    for name in names:
-        backend = BACKENDS[name.split()[0]](case, prepared)
-        loop = loop_of(case, prepared, backend, stacked="stacked" in name)
+    for name, loop in eager_loops(case, prepared).items():
         found = [np.asarray(loop(r)) for r in range(last)][-1]
         gaps[name] = float(np.linalg.norm(found - expected) / moved)
         if not gaps[name] <= TOLERANCE:

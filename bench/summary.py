@@ -53,7 +53,7 @@ def engines(found: Found) -> str:
     return markdown(["general engine", "CPU time over structured", "extra, MB", "structured, MB"], rows)
 
 
-LOOPS = ("PyTorch loop", "PyTorch loop, silos stacked", "numpy loop")
+LOOPS = ("PyTorch loop", "PyTorch loop, silos stacked")
 
 
 def runs(found: Found) -> str:
