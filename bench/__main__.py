@@ -44,12 +44,20 @@ def main() -> None:
     for part in options.parts or PARTS:
         if part not in new:
             new[part] = measured(part, options.quick)
-            unfinished.write_text(json.dumps(new, indent=1) + "\n")
+            unfinished.write_text(as_json(new) + "\n")
     kept = json.loads(raw.read_text()) if options.parts and raw.exists() else {}
     found = kept | new
     publish(found, options.quick)
-    raw.write_text(json.dumps(found, indent=1) + "\n")
+    raw.write_text(as_json(found) + "\n")
     unfinished.unlink()
+
+
+def as_json(value: Any, indent: str = "\n") -> str:
+    """One line for whatever holds no dictionary: quartiles are read, and compared, together."""
+    if not isinstance(value, dict) or not any(isinstance(own, dict) for own in value.values()):
+        return json.dumps(value)
+    lines = [f"{indent} {json.dumps(key)}: {as_json(own, indent + ' ')}" for key, own in value.items()]
+    return "{" + ",".join(lines) + indent + "}"
 
 
 def publish(found: dict[str, Any], quick: bool) -> None:

@@ -80,8 +80,8 @@ def gradient_section(title: str, text: str) -> Any:
         parts = [f"## {title}\n\n{text}"]
         for work, own in found.items():
             head = [work, *GRADIENT_COLUMNS]
-            parts.append(markdown(head, [gradient_row(name, row) for name, row in own["peers"].items()]))
-            notes = [f"{name}: {row['note']}." for name, row in own["peers"].items() if row["note"]]
+            parts.append(markdown(head, [gradient_row(name, row) for name, row in own.items()]))
+            notes = [f"{name}: {row['note']}." for name, row in own.items() if row["note"]]
             parts += [" ".join(notes)] if notes else []
         return "\n\n".join(parts)
 
@@ -95,8 +95,9 @@ GRADIENT_COLUMNS = [
 
 def gradient_row(name: str, row: dict[str, Any]) -> list[str]:
     gap = f"{row['difference']:.0e}" + ("" if row["same"] else " (not the same)")
+    over = row["over"][targets.PLAIN]
     return [
-        name, spread([1e3 * s for s in row["cpu_s"]]), spread(row["ratio"]), str(len(row["turns"]["cpu"])),
+        name, spread([1e3 * s for s in row["cpu_s"]]), spread(over["cpu"]), str(over["samples"]),
         number(1e3 * row["wall_s"][1]), number(row["peak_mb"]), number(row["temporary_mb"]),
         number(row["compile_s"]), gap,
     ]  # fmt: skip
@@ -118,12 +119,12 @@ rounds differs from silodp's by the last column (relative to the way moved)."""
 def run_row(name: str, row: dict[str, Any], rounds: int) -> list[str]:
     gap = f"{row['difference']:.0e}" if "difference" in row else ""
     timed = f"{row.get('rounds_timed', rounds):,}"
-    return [name, spread(row["cpu_s"]), spread(row["ratio"]), number(row["wall_s"][1]), timed, gap]
+    return [name, spread(row["cpu_s"]), spread(row["over"]["silodp"]["cpu"]), number(row["wall_s"][1]), timed, gap]
 
 
 def sweeps_section(found: dict[str, Any]) -> str:
-    wall = lambda name: spread(targets.paired(found["rows"], name, "one run", "wall").quartiles)
-    rows = [[n, spread(r["cpu_s"]), spread(r["ratio"]), spread(r["wall_s"]), wall(n)] for n, r in found["rows"].items()]
+    both = lambda row, time: [spread(row[f"{time}_s"]), spread(row["over"]["one run"][time])]
+    rows = [[name, *both(row, "cpu"), *both(row, "wall")] for name, row in found["rows"].items()]
     seconds = ", ".join(f"{name} {s:.1f} s" for name, s in found["compile_s"].items())
     head = [f"DIFF2-GD 8-10-1, {found['rounds']:,} rounds", "CPU s", "over one run", "wall s", "over one run"]
     text = f"All compiled and started beforehand. The 16 settings run in {found['parts']} parts, a thread each."

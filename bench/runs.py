@@ -45,7 +45,7 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
     rows = in_turns(programs, 1 if quick else TURNS, "silodp", scale)
     for name in loops:
         rows[name] |= {"rounds_timed": length[name], "difference": gaps[name]}
-    share = 1 - rows["silodp without noise"]["ratio"][1]
+    share = 1 - rows["silodp without noise"]["over"]["silodp"]["cpu"][1]
     return {"rows": rows, "rounds": rounds, "compile_s": ready.compile_seconds, "noise_share": max(0.0, share)}
 
 
@@ -57,9 +57,9 @@ def in_turns(
     for turn in range(turns):
         for name in shuffled(programs, turn):
             samples[name].add(turn, clock(programs[name]), scale[name] if scale else 1.0)
-    rows = summaries(samples, base)
+    rows = summaries(samples, [base])
     for name, row in rows.items():
-        print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['ratio'][1]:9.2f}x", flush=True)
+        print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['over'][base]['cpu'][1]:9.2f}x", flush=True)
     return rows
 
 
