@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any
 
 PARTS = {
-    "machine": "bench.machine:machine",
     "values": "bench.gradients:values",
     "differences": "bench.gradients:differences",
     "runs": "bench.runs:runs",
     "sweeps": "bench.runs:sweeps",
     "compile": "bench.compiling:compiling",
     "growth": "bench.growth:growth",
-    "cores": "bench.cores:cores",
-    "profile": "bench.pieces:profile",
 }
-NEEDS_DATA = ("runs", "sweeps", "cores", "profile")
+NEEDS_DATA = ("runs", "sweeps")
 HERE = Path(__file__).parent
 # A worker that spins while it waits would be charged to whatever is timed next.
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4", "JAX_PLATFORMS": "cpu"}
@@ -47,12 +44,20 @@ def main() -> None:
     for part in options.parts or PARTS:
         if part not in new:
             new[part] = measured(part, options.quick)
-            unfinished.write_text(json.dumps(new, indent=1) + "\n")
+            unfinished.write_text(as_json(new) + "\n")
     kept = json.loads(raw.read_text()) if options.parts and raw.exists() else {}
     found = kept | new
     publish(found, options.quick)
-    raw.write_text(json.dumps(found, indent=1) + "\n")
+    raw.write_text(as_json(found) + "\n")
     unfinished.unlink()
+
+
+def as_json(value: Any, indent: str = "\n") -> str:
+    """One line for whatever holds no dictionary: quartiles are read, and compared, together."""
+    if not isinstance(value, dict) or not any(isinstance(own, dict) for own in value.values()):
+        return json.dumps(value)
+    lines = [f"{indent} {json.dumps(key)}: {as_json(own, indent + ' ')}" for key, own in value.items()]
+    return "{" + ",".join(lines) + indent + "}"
 
 
 def publish(found: dict[str, Any], quick: bool) -> None:

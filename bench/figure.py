@@ -10,6 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from bench.targets import PLAIN
+
 
 def draw(found: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(18, 6), layout="constrained")
@@ -23,10 +25,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def bars(axis: Any, part: str, found: dict[str, Any]) -> None:
-    names = sorted({name for own in found.values() for name in own["peers"]})
+    names = sorted({name for own in found.values() for name in own})
     height = 0.8 / len(found)
     for i, (work, own) in enumerate(found.items()):
-        rows = [(y, own["peers"][name]["ratio"]) for y, name in enumerate(names) if name in own["peers"]]
+        rows = [(y, own[name]["over"][PLAIN]["cpu"]) for y, name in enumerate(names) if name in own]
         middle = [r[1] for _, r in rows]
         errors = [[r[1] - r[0] for _, r in rows], [r[2] - r[1] for _, r in rows]]
         axis.barh([y + i * height for y, _ in rows], middle, height, xerr=errors, label=work)

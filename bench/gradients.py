@@ -10,17 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from bench import peers_jax, peers_numpy, peers_torch
-from bench.kept import kept_differences
+from bench import peers_jax, peers_torch
 from bench.peer import Build, Peer
+from bench.targets import GHOST, OURS, PLAIN
 from bench.timing import interleaved, summaries
 from bench.workloads import Tree, Workload, workloads
 
-PEERS: dict[str, Build] = (
-    peers_jax.PEERS | {"previous point kept, by hand": kept_differences} | peers_torch.PEERS | peers_numpy.PEERS
-)
-FLOOR = "plain gradient, JAX"
-REFERENCE = "silodp structured"
+PEERS: dict[str, Build] = peers_jax.PEERS | peers_torch.PEERS
 TOLERANCE = 1e-5
 
 
@@ -43,14 +39,16 @@ def measure_workload(work: Workload, points: int, quick: bool) -> dict[str, Any]
     first = {name: first_run(peer) for name, peer in peers.items()}
     checked = {name: agreement(name, peers, {n: result for n, (_, result) in first.items()}) for name in peers}
     turns, seconds = (4, 2.0) if quick else (20, 24.0)
-    rows = summaries(interleaved({name: peer.run for name, peer in peers.items()}, turns, seconds, FLOOR), FLOOR)
+    samples = interleaved({name: peer.run for name, peer in peers.items()}, turns, seconds, PLAIN)
+    rows = summaries(samples, [PLAIN, OURS, GHOST])
     for name, peer in peers.items():
         rows[name] |= {
             "difference": checked[name], "same": peer.same, "note": peer.note,
             "temporary_mb": peer.temporary_mb, "peak_mb": first[name][0], "compile_s": peer.compile_seconds,
         }  # fmt: skip
-        print(f"    {name:38}{1e3 * rows[name]['cpu_s'][1]:10.2f} ms CPU {rows[name]['ratio'][1]:9.2f}x", flush=True)
-    return {"peers": rows, "flops": work.flops, "bytes": work.moved(points)}
+        ratio = rows[name]["over"][PLAIN]["cpu"][1]
+        print(f"    {name:38}{1e3 * rows[name]['cpu_s'][1]:10.2f} ms CPU {ratio:9.2f}x", flush=True)
+    return rows
 
 
 def flat(tree: Tree) -> np.ndarray:
@@ -59,7 +57,7 @@ def flat(tree: Tree) -> np.ndarray:
 
 def agreement(name: str, peers: dict[str, Peer], results: dict[str, np.ndarray]) -> float:
     """|its result - the reference| / |the reference|; plain gradients are compared with each other."""
-    expected = results[REFERENCE] if peers[name].clipped else results[FLOOR]
+    expected = results[OURS] if peers[name].clipped else results[PLAIN]
     gap = float(np.linalg.norm(results[name] - expected) / np.linalg.norm(expected))
     if peers[name].same and not gap <= TOLERANCE:
         raise SystemExit(f"{name} differs from the reference by {gap:.1e}, more than {TOLERANCE:.0e}: not timed")

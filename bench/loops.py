@@ -1,96 +1,109 @@
-"""The same algorithms as eager loops, as one would write them in PyTorch or numpy: silo by silo, round by round.
+"""The same algorithms as eager PyTorch loops, as one would write them by hand: silo by silo, round by round.
 
-A loop is written once; its backend (PyTorch or numpy) has the clipped sums and the noise. `stacked` puts the silos of
-a round into one batch where the algorithm allows it: the best an eager loop can do.
+`stacked` puts the silos of a trusted server into one batch: the best an eager loop can do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from math import prod
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vmap
 
 from bench.cases import Case, silo_arrays
+from bench.peers_torch import ACTIVATIONS, penalty, record_losses
 from silodp.compressors import shift_rate
 from silodp.run.runner import Prepared
 
-Vector = Any  # a flat vector of the backend
-Records = tuple[Any, Any]
-Step = Callable[[int], Vector]  # round number -> the point after it
-
-
-class Backend(Protocol):
-    """Flat vectors, clipped sums over records, and normal numbers."""
-
-    def load(self, array: np.ndarray) -> Any: ...
-
-    def clipped_sum(
-        self, points: Sequence[Vector], signs: Sequence[float], records: Records, clip: float
-    ) -> Vector: ...
-
-    def clipped_rows(self, points: Sequence[Vector], signs: Sequence[float], records: Records, clip: float) -> Any: ...
-
-    def normal(self, size: int) -> Vector: ...
-
-    def length(self, vector: Vector) -> float: ...
-
-    def stack(self, parts: Sequence[Any]) -> Any: ...
-
-    def choose(self, records: Records, probability: float) -> Records: ...
-
-    def mask(self, size: int, keep: int) -> Vector: ...
+Records = tuple[Tensor, Tensor]
+Step = Callable[[int], Tensor]  # round number -> the point after it
 
 
 class Loop:
-    """What all loops share: records, start, noise multipliers (0 without privacy)."""
+    """What all loops share: records, start, noise multipliers (0 without privacy), and clipped sums of flat vectors."""
 
-    def __init__(self, case: Case, prepared: Prepared, backend: Backend):
-        self.case, self.backend = case, backend
+    def __init__(self, case: Case, prepared: Prepared, stacked: bool):
+        self.case = case
         self.options: Any = prepared.config.algorithm
-        self.silos = [(backend.load(a), backend.load(b)) for a, b in silo_arrays(prepared)]
-        self.x = backend.load(np.asarray(prepared.setting.x0))
+        self.silos = [self.loaded(*silo) for silo in silo_arrays(prepared)]
+        if stacked:
+            together = [torch.cat(part) for part in zip(*self.silos, strict=True)]
+            self.silos = [(together[0], together[1])]
+        self.x = torch.from_numpy(np.array(prepared.setting.x0))
         self.size = prepared.parts.objective.parameters
         self.algorithm: Any = prepared.parts.algorithm
+        params = prepared.parts.objective.unravel(prepared.setting.x0)
+        # Layers and leaves in the order of the flat vector.
+        self.shapes = [{leaf: params[name][leaf].shape for leaf in sorted(params[name])} for name in sorted(params)]
+        self.rows = vmap(grad(lambda x, a, b: self.losses(x, a[None], b[None])[0]), in_dims=(None, 0, 0))
         noise = prepared.parts.channel.multipliers
         self.noise = {name: float(values[0]) for name, values in noise.items()}
 
-    def noised(self, value: Vector, stream: str, bound: float) -> Vector:
+    def loaded(self, features: np.ndarray, targets: np.ndarray) -> Records:
+        labels = torch.from_numpy(np.array(targets))
+        return torch.from_numpy(np.array(features)), labels.long() if self.case.loss == "cross-entropy" else labels
+
+    def losses(self, x: Tensor, h: Tensor, targets: Tensor) -> Tensor:
+        begin = 0
+        for i, shapes in enumerate(self.shapes):
+            layer = {}
+            for leaf, shape in shapes.items():
+                layer[leaf] = x[begin : begin + prod(shape)].reshape(shape)
+                begin += prod(shape)
+            h = F.linear(h, layer["weight"], layer.get("bias"))
+            h = ACTIVATIONS[self.case.activation](h) if i + 1 < len(self.shapes) else h
+        return record_losses(self.case.loss, h, targets) + penalty(self.case.penalty, [x])
+
+    def clipped_rows(self, points: Sequence[Tensor], signs: Sequence[float], records: Records, clip: float) -> Tensor:
+        at = self.single if len(records[1]) == 1 else self.rows
+        rows = [at(x, *records) for x in points]
+        g = rows[0] if len(rows) == 1 else signs[0] * rows[0] + signs[1] * rows[1]
+        return g * (clip / g.norm(dim=1).clamp(min=1e-30)).clamp(max=1)[:, None]
+
+    def single(self, x: Tensor, features: Tensor, targets: Tensor) -> Tensor:
+        """One record needs no vmap: plain autograd is quicker."""
+        at = x.detach().requires_grad_()
+        return torch.autograd.grad(self.losses(at, features, targets)[0], at)[0][None]
+
+    def clipped_sum(self, points: Sequence[Tensor], signs: Sequence[float], records: Records, clip: float) -> Tensor:
+        if not len(records[1]):
+            return torch.zeros_like(points[0])
+        return self.clipped_rows(points, signs, records, clip).sum(dim=0)
+
+    def noised(self, value: Tensor, stream: str, bound: float) -> Tensor:
         std = self.noise.get(stream, 0.0) * bound
-        return value + std * self.backend.normal(self.size) if std else value
+        return value + std * torch.randn(self.size) if std else value
 
 
 class Diff2(Loop):
     """Recursive differences; noise once at a trusted server, or in each silo."""
 
-    def __init__(self, case: Case, prepared: Prepared, backend: Backend, stacked: bool):
-        super().__init__(case, prepared, backend)
+    def __init__(self, case: Case, prepared: Prepared, stacked: bool):
+        super().__init__(case, prepared, stacked)
         self.trusted = prepared.config.privacy.trust == "trusted"
-        self.previous, self.v = self.x, None
-        self.capped = self.algorithm.capped
-        if stacked and self.trusted:
-            together = [backend.stack(part) for part in zip(*self.silos, strict=True)]
-            self.count, self.silos = len(self.silos), [(together[0], together[1])]
-        else:
-            self.count = len(self.silos)
+        self.previous, self.v = self.x, torch.zeros_like(self.x)
 
-    def __call__(self, round: int) -> Vector:
-        options, b = self.options, self.backend
-        clip, points, signs, stream = options.clip, [self.x], [1.0], "value"
+    def __call__(self, round: int) -> Tensor:
+        options = self.options
         if round % self.algorithm.restart:
-            clip = options.clip_difference * b.length(self.x - self.previous)
-            clip = min(clip, 2 * options.clip) if self.capped else clip
-            points, signs, stream = [self.x, self.previous], [1.0, -1.0], "difference"
-        mean = self.mean(points, signs, stream, clip)
-        self.v = mean if stream == "value" else self.v + mean
+            clip = options.clip_difference * float((self.x - self.previous).norm())
+            clip = min(clip, 2 * options.clip) if self.algorithm.capped else clip
+            self.v = self.v + self.mean([self.x, self.previous], [1.0, -1.0], "difference", clip)
+        else:
+            self.v = self.mean([self.x], [1.0], "value", options.clip)
         self.previous, self.x = self.x, self.x - options.step_size * self.v
         return self.x
 
-    def mean(self, points: list[Vector], signs: list[float], stream: str, clip: float) -> Vector:
-        total = 0.0
+    def mean(self, points: list[Tensor], signs: list[float], stream: str, clip: float) -> Tensor:
+        total = torch.zeros_like(self.x)
         for records in self.silos:
             count = len(records[1])
-            own = self.backend.clipped_sum(points, signs, records, clip) / count
+            own = self.clipped_sum(points, signs, records, clip) / count
             total = total + (own if self.trusted else self.noised(own, stream, 2 * clip / count))
         mean = total / len(self.silos)
         records_in_all = sum(len(records[1]) for records in self.silos)
@@ -100,23 +113,23 @@ class Diff2(Loop):
 class Mu2(Loop):
     """Corrected momentum; the silos' records of a round are one batch, their sums q one matrix."""
 
-    def __init__(self, case: Case, prepared: Prepared, backend: Backend, stacked: bool):
-        super().__init__(case, prepared, backend)
+    def __init__(self, case: Case, prepared: Prepared, stacked: bool):
+        super().__init__(case, prepared, stacked)
         self.w = self.before = self.x
-        self.count = len(self.silos)
         self.clip, self.radius = float(self.algorithm.clip), float(self.algorithm.diameter) / 2
         self.step = float(self.algorithm.step_size)
-        self.q: Any = 0.0
+        self.q = torch.zeros(len(self.silos), self.size)
 
-    def __call__(self, round: int) -> Vector:
-        b, t, x = self.backend, round + 1, self.x
+    def __call__(self, round: int) -> Tensor:
+        t, x = round + 1, self.x
         picked = [(a[round : round + 1], c[round : round + 1]) for a, c in self.silos]
-        records = tuple(b.stack(part) for part in zip(*picked, strict=True)) if self.count > 1 else picked[0]
-        self.q = self.q + b.clipped_rows([x, self.before], [float(t), float(1 - t)], records, self.clip)
+        together = [torch.cat(part) for part in zip(*picked, strict=True)] if len(picked) > 1 else picked[0]
+        records = (together[0], together[1])
+        self.q = self.q + self.clipped_rows([x, self.before], [float(t), float(1 - t)], records, self.clip)
         std = self.noise.get("value", 0.0) * 2 * self.clip
-        noise = std * b.normal(self.count * self.size).reshape(self.count, self.size) if std else 0.0
-        w = self.w - self.step * (self.q + noise).mean(axis=0)
-        length = b.length(w)
+        noise = std * torch.randn(*self.q.shape) if std else 0.0
+        w = self.w - self.step * (self.q + noise).mean(dim=0)
+        length = float(w.norm())
         self.w = w * (self.radius / length) if length > self.radius else w
         self.before, self.x = x, x + 2 / (t + 2) * (self.w - x)
         return self.x
@@ -125,23 +138,20 @@ class Mu2(Loop):
 class Soteria(Loop):
     """SoteriaFL-SGD: Poisson batches, noise, and rand-k compression against each silo's shift."""
 
-    def __init__(self, case: Case, prepared: Prepared, backend: Backend, stacked: bool):
-        super().__init__(case, prepared, backend)
+    def __init__(self, case: Case, prepared: Prepared, stacked: bool):
+        super().__init__(case, prepared, stacked)
         channel: Any = prepared.parts.channel
         self.rate = shift_rate(channel.compressor.omega(self.size))
-        self.shifts: list[Any] = [0 * self.x for _ in self.silos]
-        self.shift = 0 * self.x
+        self.shifts = [torch.zeros_like(self.x) for _ in self.silos]
+        self.shift = torch.zeros_like(self.x)
 
-    def __call__(self, round: int) -> Vector:
-        mean = 0.0
+    def __call__(self, round: int) -> Tensor:
+        mean = torch.zeros_like(self.x)
         for i, records in enumerate(self.silos):
-            count = len(records[1])
-            expected = self.options.batch or count
-            batch = records if self.options.batch is None else self.backend.choose(records, expected / count)
-            own = self.backend.clipped_sum([self.x], [1.0], batch, self.options.clip) / expected
+            expected = self.options.batch or len(records[1])
+            own = self.clipped_sum([self.x], [1.0], self.chosen(records), self.options.clip) / expected
             own = self.noised(own, "value", 2 * self.options.clip / expected)
-            keep = self.options.keep
-            sent = (own - self.shifts[i]) * (self.backend.mask(self.size, keep) * (self.size / keep))
+            sent = (own - self.shifts[i]) * (self.mask() * (self.size / self.options.keep))
             self.shifts[i] = self.shifts[i] + self.rate * sent
             mean = mean + sent / len(self.silos)
         step = self.shift + mean
@@ -149,9 +159,25 @@ class Soteria(Loop):
         self.x = self.x - self.options.step_size * step
         return self.x
 
+    def chosen(self, records: Records) -> Records:
+        if self.options.batch is None:
+            return records
+        count = len(records[1])
+        rows = torch.nonzero(torch.rand(count) < self.options.batch / count)[:, 0]
+        return records[0][rows], records[1][rows]
 
-LOOPS: dict[str, Callable[..., Loop]] = {"diff2-gd": Diff2, "spider": Diff2, "mu2": Mu2, "soteria-sgd": Soteria}
+    def mask(self) -> Tensor:
+        mask = torch.zeros(self.size)
+        mask[torch.randperm(self.size)[: self.options.keep]] = 1
+        return mask
 
 
-def loop_of(case: Case, prepared: Prepared, backend: Backend, stacked: bool = False) -> Step:
-    return LOOPS[case.tree["algorithm"]["name"]](case, prepared, backend, stacked)  # type: ignore[return-value]
+LOOPS: dict[str, Any] = {"diff2-gd": Diff2, "spider": Diff2, "mu2": Mu2, "soteria-sgd": Soteria}
+
+
+def eager_loops(case: Case, prepared: Prepared) -> dict[str, Step]:
+    make = LOOPS[case.tree["algorithm"]["name"]]
+    loops = {"PyTorch loop": make(case, prepared, stacked=False)}
+    if case.tree["privacy"]["trust"] == "trusted":
+        loops["PyTorch loop, silos stacked"] = make(case, prepared, stacked=True)
+    return loops

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from bench.workloads import Tree, Workload
-
-
-class Shape(Protocol):
-    """What a hand-written gradient must know beside the weights' shapes."""
-
-    @property
-    def activation(self) -> str: ...
-
-    @property
-    def loss(self) -> str: ...
-
-    @property
-    def penalty(self) -> float: ...
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import log
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 
 from bench.peer import Build, Peer
-from bench.peers_numpy import clip_of
 from bench.timing import clock
 from bench.workloads import Workload
 from silodp.gradients import clipped_sum
@@ -54,6 +53,20 @@ def written_loss(work: Workload) -> Loss:
         return jax.nn.logsumexp(z) - z[target]
 
     return loss
+
+
+def record_gradients(work: Workload, at: Any, records: Any) -> tuple[Any, Any]:
+    """Every record's gradient (at two points: their difference), and its norm."""
+    grads = [jax.vmap(jax.grad(written_loss(work)), in_axes=(None, 0))(x, records) for x in at]
+    rows = grads[0] if len(at) == 1 else jax.tree.map(jnp.subtract, *grads)
+    return rows, jnp.sqrt(sum(jnp.square(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(rows)))
+
+
+@cache
+def clip_of(work: Workload, points: int) -> float:
+    """The median norm of some records' gradients (or differences): about half of them are clipped."""
+    _, norms = record_gradients(work, work.points(points), (work.features[:64], work.targets[:64]))
+    return float(jnp.median(norms))
 
 
 def compiled(work: Workload, points: int, program: Callable[..., Any], clipped: bool = True, note: str = "") -> Peer:
@@ -125,12 +138,10 @@ def jax_privacy_in_microbatches(work: Workload, points: int) -> Peer:
 
 def vmapped(work: Workload, points: int) -> Peer:
     """Per-record gradients by vmap, clipped and averaged."""
-    loss, clip = written_loss(work), clip_of(work, points)
+    clip = clip_of(work, points)
 
     def program(at: Any, records: Any) -> Any:
-        grads = [jax.vmap(jax.grad(loss), in_axes=(None, 0))(x, records) for x in at]
-        rows = grads[0] if points == 1 else jax.tree.map(jnp.subtract, *grads)
-        norms = jnp.sqrt(sum(jnp.square(leaf).reshape(work.records, -1).sum(axis=1) for leaf in jax.tree.leaves(rows)))
+        rows, norms = record_gradients(work, at, records)
         factors = jnp.minimum(1, clip / norms) / work.records
         return jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), rows)
 

@@ -16,8 +16,8 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from bench.peer import Build, Peer, Shape
-from bench.peers_numpy import clip_of
+from bench.peer import Build, Peer
+from bench.peers_jax import clip_of
 from bench.workloads import Tree, Workload
 
 warnings.filterwarnings("ignore", message=".*non-full backward hook.*|.*Full backward hook.*")
@@ -55,8 +55,8 @@ def record_losses(loss: str, scores: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores, targets, reduction="none")
 
 
-def penalty(work: Shape, params: Any) -> Any:
-    return work.penalty * sum((x * x / (1 + x * x)).sum() for x in params) if work.penalty else 0.0
+def penalty(weight: float, params: Any) -> Any:
+    return weight * sum((x * x / (1 + x * x)).sum() for x in params) if weight else 0.0
 
 
 def batch(work: Workload) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def plain(work: Workload, points: int) -> Peer:
 
     def run() -> dict[str, Tensor]:
         net.zero_grad()
-        loss = record_losses(work.loss, net(features), targets).mean() + penalty(work, net.parameters())
+        loss = record_losses(work.loss, net(features), targets).mean() + penalty(work.penalty, net.parameters())
         loss.backward()
         return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
 
@@ -97,7 +97,7 @@ def func_vmap(work: Workload, points: int) -> Peer:
 
     def loss(params: dict[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
         scores = functional_call(nets[0], params, (x[None],))
-        return record_losses(work.loss, scores, t[None])[0] + penalty(work, params.values())
+        return record_losses(work.loss, scores, t[None])[0] + penalty(work.penalty, params.values())
 
     rows_at = vmap(grad(loss), in_dims=(None, 0, 0))
     params = [{name: p.detach() for name, p in net.named_parameters()} for net in nets]
@@ -124,7 +124,7 @@ def opacus_hooks(work: Workload, points: int) -> Peer:
         record_losses(work.loss, net(features), targets).mean().backward()
         for p in net.parameters() if work.penalty else ():
             x = p.detach().requires_grad_()
-            p.grad_sample = p.grad_sample + torch.autograd.grad(penalty(work, [x]), x)[0]
+            p.grad_sample = p.grad_sample + torch.autograd.grad(penalty(work.penalty, [x]), x)[0]
 
     def run() -> dict[str, Tensor]:
         optimizer.zero_grad(set_to_none=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench import roofline, targets
+from bench import targets
 
 Rows = list[list[str]]
 
@@ -14,7 +14,7 @@ def write(found: dict[str, Any], path: Path, picture: str, quick: bool) -> None:
     sections = [heading(found, picture, quick)]
     for part, section in SECTIONS.items():
         if part in found:
-            sections.append(section(found[part]["found"], found))
+            sections.append(section(found[part]["found"]))
     path.write_text("\n\n".join(sections) + "\n")
 
 
@@ -76,12 +76,12 @@ programs of a table ran in turns in one process. Medians, quartiles in brackets.
 
 
 def gradient_section(title: str, text: str) -> Any:
-    def section(found: dict[str, Any], _: Any) -> str:
+    def section(found: dict[str, Any]) -> str:
         parts = [f"## {title}\n\n{text}"]
         for work, own in found.items():
             head = [work, *GRADIENT_COLUMNS]
-            parts.append(markdown(head, [gradient_row(name, row) for name, row in own["peers"].items()]))
-            notes = [f"{name}: {row['note']}." for name, row in own["peers"].items() if row["note"]]
+            parts.append(markdown(head, [gradient_row(name, row) for name, row in own.items()]))
+            notes = [f"{name}: {row['note']}." for name, row in own.items() if row["note"]]
             parts += [" ".join(notes)] if notes else []
         return "\n\n".join(parts)
 
@@ -95,21 +95,15 @@ GRADIENT_COLUMNS = [
 
 def gradient_row(name: str, row: dict[str, Any]) -> list[str]:
     gap = f"{row['difference']:.0e}" + ("" if row["same"] else " (not the same)")
+    over = row["over"][targets.PLAIN]
     return [
-        name, spread([1e3 * s for s in row["cpu_s"]]), spread(row["ratio"]), str(len(row["turns"]["cpu"])),
+        name, spread([1e3 * s for s in row["cpu_s"]]), spread(over["cpu"]), str(over["samples"]),
         number(1e3 * row["wall_s"][1]), number(row["peak_mb"]), number(row["temporary_mb"]),
         number(row["compile_s"]), gap,
     ]  # fmt: skip
 
 
-def machine_section(found: dict[str, Any], everything: dict[str, Any]) -> str:
-    names = list(found["1 thread"])
-    rows = [[threads, *(number(limits[name]) for name in names)] for threads, limits in found.items()]
-    parts = [f"## The machine's limits\n\n{LIMITS}\n\n{markdown(['', *names], rows)}"]
-    return "\n\n".join([*parts, REACHED, markdown(roofline.HEAD, roofline.rows(everything))])
-
-
-def runs_section(found: dict[str, Any], _: Any) -> str:
+def runs_section(found: dict[str, Any]) -> str:
     text = """The same algorithm, noise included; silodp compiled beforehand (its compile time stands beside). The loops
 are timed on fewer rounds and scaled. Without noise, on full batches and with nothing dropped, a loop's point after five
 rounds differs from silodp's by the last column (relative to the way moved)."""
@@ -125,26 +119,26 @@ rounds differs from silodp's by the last column (relative to the way moved)."""
 def run_row(name: str, row: dict[str, Any], rounds: int) -> list[str]:
     gap = f"{row['difference']:.0e}" if "difference" in row else ""
     timed = f"{row.get('rounds_timed', rounds):,}"
-    return [name, spread(row["cpu_s"]), spread(row["ratio"]), number(row["wall_s"][1]), timed, gap]
+    return [name, spread(row["cpu_s"]), spread(row["over"]["silodp"]["cpu"]), number(row["wall_s"][1]), timed, gap]
 
 
-def sweeps_section(found: dict[str, Any], _: Any) -> str:
-    wall = lambda name: spread(targets.paired(found["rows"], name, "one run", "wall").quartiles)
-    rows = [[n, spread(r["cpu_s"]), spread(r["ratio"]), spread(r["wall_s"]), wall(n)] for n, r in found["rows"].items()]
+def sweeps_section(found: dict[str, Any]) -> str:
+    both = lambda row, time: [spread(row[f"{time}_s"]), spread(row["over"]["one run"][time])]
+    rows = [[name, *both(row, "cpu"), *both(row, "wall")] for name, row in found["rows"].items()]
     seconds = ", ".join(f"{name} {s:.1f} s" for name, s in found["compile_s"].items())
     head = [f"DIFF2-GD 8-10-1, {found['rounds']:,} rounds", "CPU s", "over one run", "wall s", "over one run"]
     text = f"All compiled and started beforehand. The 16 settings run in {found['parts']} parts, a thread each."
     return f"## Sweeps\n\n{text}\n\n{markdown(head, rows)}\n\nCompile: {seconds}."
 
 
-def compile_section(found: dict[str, Any], _: Any) -> str:
+def compile_section(found: dict[str, Any]) -> str:
     rows = [[n, r["trust"], f"{r['compile_s']:.1f}", f"{r['opening_s']:.1f}"] for n, r in found.items()]
     text = "MLP 784-64-10, 10 silos. The start is the state before the first round and its history row."
     head = ["algorithm", "trust", "the run, s", "the start, s"]
     return f"## Compile times\n\n{text}\n\n{markdown(head, rows)}"
 
 
-def growth_section(found: dict[str, Any], _: Any) -> str:
+def growth_section(found: dict[str, Any]) -> str:
     text = """A round of DIFF2-GD on differences (`rounds`: a whole run). Slopes are those of the larger half on log-log
 axes: 1 means that twice the size costs twice as much."""
     rows = []
@@ -163,45 +157,8 @@ axes: 1 means that twice the size costs twice as much."""
     return f"## Growth\n\n{text}\n\n{table}\n\n{markdown(head, costs)}"
 
 
-def cores_section(found: dict[str, Any], _: Any) -> str:
-    parts = ["## Two cores\n\nEight runs that differ in their seed, compiled and started beforehand."]
-    for case, ways in found.items():
-        over = lambda way, ways=ways: spread(targets.paired(ways, way, "one core", "wall").quartiles)
-        rows = [[way, spread(t["wall_s"]), over(way), spread(t["cpu_s"])] for way, t in ways.items()]
-        parts.append(markdown([case, "wall s", "over one core", "CPU s"], rows))
-    return "\n\n".join(parts)
-
-
-def profile_section(found: dict[str, Any], _: Any) -> str:
-    """Pieces beside the round they belong to."""
-    mu2, sweep, soteria = (found[name]["micros"] for name in ("mu2", "sweep", "soteria"))
-    own = lambda micros: [[n, number(v), f"{v / micros['a round']:.0%}"] for n, v in micros.items()]
-    names = [name.removesuffix(", one") for name in sweep if f"{name.removesuffix(', one')}, stacked" in sweep]
-    both = [(name, sweep[f"{name}, one"], sweep[f"{name}, stacked"]) for name in names if f"{name}, one" in sweep]
-    alone = sweep["a round, one"]
-    table = [[n, number(one), number(many), number(many / one), number(many / alone)] for n, one, many in both]
-    head = ["DIFF2-GD 8-10-1", "one setting, us", "16 settings, us", "ratio", "over a round of one run"]
-    return "\n\n".join([
-        PROFILE,
-        markdown([f"mu2, M = 1, {found['mu2']['numbers']:,} parameters", "CPU us a round", "of a round"], own(mu2)),
-        markdown(head, table),
-        markdown(["Soteria-SGD, a9a, 10 silos", "CPU us a round", "of a round"], own(soteria)),
-    ])  # fmt: skip
-
-
 VERDICTS = """Reached: the median of ratios that were each taken within a turn. "Within the spread": the limit lies
 between the quartiles. One sample: the largest of single figures."""
-PROFILE = """## Where a round's time goes
-
-Every piece alone, repeated in a compiled loop with the shapes of the run, all on ONE core (with two, XLA's threads cost
-CPU time of their own). Pieces alone are not fused with their neighbours: they need not add up."""
-LIMITS = """Best of some tries: CPU time for 1 thread; wall time for more, of which a busy machine shows less than it
-has. 256 MB arrays are written where they were read, so that all bytes moved are counted: 8 for a number that is scaled,
-12 for one of a triad."""
-REACHED = """What is reached of the nearer limit, in one thread's best: products over the GEMM peak, and bytes that must
-move at least (records once, points, what is carried between rounds) over the bandwidth, both over CPU time. Work that
-is neither, such as noise, activations or choosing a batch, shows as a small fraction of both; records that stay in the
-cache never come from memory at all."""
 VALUES = """sum of clip(gradient of a record) / records. Every peer's result is compared with silodp's (the plain
 gradients with each other) before it is timed. *Grown*: how far the process's memory rises during one run above what it
 held before, with inputs loaded, programs compiled, and freed memory given back to the system."""
@@ -216,7 +173,4 @@ SECTIONS: dict[str, Any] = {
     "sweeps": sweeps_section,
     "compile": compile_section,
     "growth": growth_section,
-    "cores": cores_section,
-    "profile": profile_section,
-    "machine": machine_section,
 }

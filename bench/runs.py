@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
-from bench.backends import NumpyBackend, TorchBackend
 from bench.cases import Case, all_cases, diff2, mu2
-from bench.loops import loop_of
+from bench.loops import eager_loops
 from bench.simulated import Ready
 from bench.targets import TOGETHER
 from bench.timing import Samples, clock, shuffled, summaries
-from bench.workloads import gradient_flops
 from silodp.run.group import Group
 from silodp.run.runner import Prepared
 from silodp.run.sweep import variant
 
-BACKENDS = {"PyTorch": TorchBackend, "numpy": NumpyBackend}
 CHECKED_ROUNDS = 5
 TOLERANCE = 1e-5
 TURNS = 5
@@ -39,7 +35,7 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
     ready = Ready(prepared)
     silent = Ready(case.prepared(rounds=rounds, noise=False))
     loops = eager_loops(case, prepared)
-    gaps = trajectory_gaps(case, list(loops))
+    gaps = trajectory_gaps(case)
     cycle = case.tree["algorithm"].get("restart", 20)
     seconds = lambda name: 0.3 if quick else SECONDS.get((case.name.split(",")[0], name), 1.0)
     length = {name: affordable(loop, rounds, cycle, seconds(name)) for name, loop in loops.items()}
@@ -49,11 +45,8 @@ def whole_run(case: Case, quick: bool) -> dict[str, Any]:
     rows = in_turns(programs, 1 if quick else TURNS, "silodp", scale)
     for name in loops:
         rows[name] |= {"rounds_timed": length[name], "difference": gaps[name]}
-    share = 1 - rows["silodp without noise"]["ratio"][1]
-    return {
-        "rows": rows, "rounds": rounds, "compile_s": ready.compile_seconds, "noise_share": max(0.0, share),
-        "work": work_of(prepared, ready),
-    }  # fmt: skip
+    share = 1 - rows["silodp without noise"]["over"]["silodp"]["cpu"][1]
+    return {"rows": rows, "rounds": rounds, "compile_s": ready.compile_seconds, "noise_share": max(0.0, share)}
 
 
 def in_turns(
@@ -64,37 +57,10 @@ def in_turns(
     for turn in range(turns):
         for name in shuffled(programs, turn):
             samples[name].add(turn, clock(programs[name]), scale[name] if scale else 1.0)
-    rows = summaries(samples, base)
+    rows = summaries(samples, [base])
     for name, row in rows.items():
-        print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['ratio'][1]:9.2f}x", flush=True)
+        print(f"    {name:38}{row['cpu_s'][1]:10.3f} s CPU {row['over'][base]['cpu'][1]:9.2f}x", flush=True)
     return rows
-
-
-def work_of(prepared: Prepared, ready: Ready) -> dict[str, float]:
-    """Products of a run, and bytes that must move: records once a query, what is carried between rounds twice."""
-    params = prepared.parts.objective.unravel(prepared.setting.x0)
-    record = sum(leaf[0, 0].nbytes for leaf in jax.tree.leaves(prepared.problem.silos.records))
-    carried = sum(leaf.nbytes for leaf in jax.tree.leaves((ready.carry.state, ready.carry.ends)))
-    gradients = ready.gradients()
-    return {
-        "flops": gradient_flops(params) * gradients,
-        "bytes": gradients / points_of_a_query(prepared, ready) * record + 2 * carried * prepared.problem.rounds,
-    }
-
-
-def points_of_a_query(prepared: Prepared, ready: Ready) -> float:
-    """Points at which a record's gradient is taken each time it is read: the mean over the queries of a run."""
-    counts = {name: float(tally.count.sum()) for name, tally in ready().ends.accounts.tallies.items()}
-    of_value = 2 if prepared.config.algorithm.name == "mu2" else 1
-    points = {"value": of_value, "difference": 2}
-    return sum(count * points[stream] for stream, count in counts.items()) / sum(counts.values())
-
-
-def eager_loops(case: Case, prepared: Prepared) -> dict[str, Callable[[int], Any]]:
-    loops = {f"{name} loop": loop_of(case, prepared, make(case, prepared)) for name, make in BACKENDS.items()}
-    if case.tree["privacy"]["trust"] == "trusted":
-        loops["PyTorch loop, silos stacked"] = loop_of(case, prepared, TorchBackend(case, prepared), stacked=True)
-    return loops
 
 
 def affordable(loop: Callable[[int], Any], rounds: int, cycle: int, seconds: float) -> int:
@@ -114,7 +80,7 @@ def without_chance(case: Case) -> Prepared:
     return case.prepared(noise=False, rounds=CHECKED_ROUNDS, **changes)
 
 
-def trajectory_gaps(case: Case, names: list[str]) -> dict[str, float]:
+def trajectory_gaps(case: Case) -> dict[str, float]:
     """How far each loop's last point is from silodp's, relative to the way moved, when chance is taken out."""
     prepared = without_chance(case)
     expected = np.asarray(Ready(prepared)().state.x)
@@ -122,9 +88,7 @@ def trajectory_gaps(case: Case, names: list[str]) -> dict[str, float]:
     # mu2 reports the point of the last query, one behind the loop's.
     last = CHECKED_ROUNDS - 1 if case.tree["algorithm"]["name"] == "mu2" else CHECKED_ROUNDS
     gaps = {}
-    for name in names:
-        backend = BACKENDS[name.split()[0]](case, prepared)
-        loop = loop_of(case, prepared, backend, stacked="stacked" in name)
+    for name, loop in eager_loops(case, prepared).items():
         found = [np.asarray(loop(r)) for r in range(last)][-1]
         gaps[name] = float(np.linalg.norm(found - expected) / moved)
         if not gaps[name] <= TOLERANCE:

@@ -25,10 +25,3 @@ class Ready:
 
     def __call__(self, setting: Setting | None = None, carry: Carry | None = None) -> Any:
         return simulate(self.problem, setting or self.setting, carry or self.carry, self.compiled, lambda chunk: None)
-
-    def gradients(self) -> float:
-        """Gradients of records that a run evaluates."""
-        chunks: list[float] = []
-        count = lambda chunk: chunks.append(float(chunk.rows["record_gradients"].sum()))
-        simulate(self.problem, self.setting, self.carry, self.compiled, count)
-        return sum(chunks)

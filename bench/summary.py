@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import targets
-from bench.report import exponent, markdown, number, spread
+from bench.report import exponent, markdown, number
 
 BEGIN, END = "<!-- tables: written by make bench -->", "<!-- end of tables -->"
 Found = dict[str, Any]
@@ -33,12 +33,16 @@ def verdicts(found: Found) -> str:
 def gradients(part: str) -> Any:
     def table(found: Found) -> str:
         works = found[part]["found"]
-        names = list(dict.fromkeys(name for own in works.values() for name in own["peers"]))
-        cell = lambda own, name: number(own["peers"][name]["ratio"][1]) if name in own["peers"] else ""
+        names = list(dict.fromkeys(name for own in works.values() for name in own))
+        cell = lambda own, name: over(own, name, targets.PLAIN) if name in own else ""
         rows = [[name, *(cell(own, name) for own in works.values())] for name in names]
         return markdown([f"clipped mean of {part}, CPU time over ONE plain JAX gradient", *works], rows)
 
     return table
+
+
+def over(rows: Found, name: str, base: str, time: str = "cpu") -> str:
+    return number(targets.paired(rows, name, base, time).quartiles[1])
 
 
 def engines(found: Found) -> str:
@@ -46,31 +50,30 @@ def engines(found: Found) -> str:
     rows = []
     for part in ("values", "differences"):
         for work, own in found.get(part, {"found": {}})["found"].items():
-            engines = ("silodp general", "silodp structured")
-            ratio = targets.paired(own["peers"], *engines).quartiles[1]
-            memory = [number(targets.extra_mb(own["peers"][engine])) for engine in engines]
-            rows.append([f"{part}, {work}", number(ratio), *memory])
+            engines = ("silodp general", targets.OURS)
+            memory = [number(targets.extra_mb(own[engine])) for engine in engines]
+            rows.append([f"{part}, {work}", over(own, *engines), *memory])
     return markdown(["general engine", "CPU time over structured", "extra, MB", "structured, MB"], rows)
 
 
-LOOPS = ("PyTorch loop", "PyTorch loop, silos stacked", "numpy loop")
+LOOPS = ("PyTorch loop", "PyTorch loop, silos stacked")
 
 
 def runs(found: Found) -> str:
     rows = []
     for name, run in found["runs"]["found"].items():
         own = run["rows"]
-        over = [number(own[loop]["ratio"][1]) if loop in own else "" for loop in LOOPS]
+        loops = [over(own, loop, "silodp") if loop in own else "" for loop in LOOPS]
         seconds = number(own["silodp"]["cpu_s"][1])
         noise = "under 1%" if run["noise_share"] < 0.01 else f"{run['noise_share']:.0%}"
-        rows.append([f"{name}, {run['rounds']:,} rounds", seconds, *over, noise, f"{run['compile_s']:.1f}"])
+        rows.append([f"{name}, {run['rounds']:,} rounds", seconds, *loops, noise, f"{run['compile_s']:.1f}"])
     return markdown(["whole run", "silodp, CPU s", *(f"{loop} over it" for loop in LOOPS), "noise", "compile, s"], rows)
 
 
 def sweeps(found: Found) -> str:
     own = found["sweeps"]["found"]["rows"]
-    over = lambda name, time: number(targets.paired(own, name, "one run", time).quartiles[1])
-    rows = [[name, number(own[name]["cpu_s"][1]), over(name, "cpu"), over(name, "wall")] for name in own]
+    ratios = lambda name: [over(own, name, "one run", time) for time in ("cpu", "wall")]
+    rows = [[name, number(row["cpu_s"][1]), *ratios(name)] for name, row in own.items()]
     return markdown(["sweep of DIFF2-GD 8-10-1", "CPU s", "over one run", "in wall time"], rows)
 
 
@@ -80,27 +83,10 @@ def growth(found: Found) -> str:
     return markdown(["a round grows with", "slope of time", "slope of memory"], rows)
 
 
-def cores(found: Found) -> str:
-    cases = found["cores"]["found"]
-    cell = lambda row: f"{spread(row['wall_s'])}, CPU {number(row['cpu_s'][1])}"
-    rows = [[way, *(cell(own[way]) for own in cases.values())] for way in next(iter(cases.values()), {})]
-    return markdown(["eight runs, wall s (quartiles), CPU s", *cases], rows)
-
-
-def machine(found: Found) -> str:
-    limits = found["machine"]["found"]
-    names = next(iter(limits.values()))
-    return markdown(
-        ["the machine", *limits], [[name, *(number(own[name]) for own in limits.values())] for name in names]
-    )
-
-
 TABLES: dict[str, Any] = {
     "values": gradients("values"),
     "differences": lambda found: f"{gradients('differences')(found)}\n\n{engines(found)}",
     "runs": runs,
     "sweeps": sweeps,
     "growth": growth,
-    "cores": cores,
-    "machine": machine,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log2
 from typing import Any
@@ -15,31 +15,28 @@ FEWEST = 5  # samples of even the slowest program
 REST = 0.002  # for thread pools to fall asleep: a spinning worker would be charged to the next program
 
 Quartiles = list[float]  # 25%, 50%, 75%
-Turns = Mapping[str, float]  # seconds, by turn (a string, as JSON gives it back)
+Turns = Mapping[int, float]  # seconds, by turn
 
 
 @dataclass
 class Samples:
     """CPU and wall seconds of a program, by turn."""
 
-    cpu: dict[str, float] = field(default_factory=dict)
-    wall: dict[str, float] = field(default_factory=dict)
+    cpu: dict[int, float] = field(default_factory=dict)
+    wall: dict[int, float] = field(default_factory=dict)
 
     def add(self, turn: int, times: tuple[float, float], scale: float = 1.0) -> None:
-        self.cpu[str(turn)], self.wall[str(turn)] = (scale * seconds for seconds in times)
+        self.cpu[turn], self.wall[turn] = (scale * seconds for seconds in times)
 
-    def summary(self, base: Samples) -> dict[str, Any]:
-        """The turns are kept: any two programs can then be compared within them."""
-        return {
-            "cpu_s": quartiles(list(self.cpu.values())), "wall_s": quartiles(list(self.wall.values())),
-            "ratio": within_turns(self.cpu, base.cpu)[0], "turns": {"cpu": self.cpu, "wall": self.wall},
-        }  # fmt: skip
+    def over(self, base: Samples) -> dict[str, Any]:
+        """Its times over another's, and in how many turns both took part."""
+        cpu, wall = within_turns(self.cpu, base.cpu), within_turns(self.wall, base.wall)
+        return {"cpu": quartiles(cpu), "wall": quartiles(wall), "samples": len(cpu)}
 
 
-def within_turns(over: Turns, under: Turns) -> tuple[Quartiles, int]:
-    """Quartiles of the ratios in the turns that both took part in, and how many these are."""
-    ratios = [seconds / under[turn] for turn, seconds in over.items() if turn in under]
-    return quartiles(ratios), len(ratios)
+def within_turns(over: Turns, under: Turns) -> list[float]:
+    """The ratios in the turns that both took part in."""
+    return [seconds / under[turn] for turn, seconds in over.items() if turn in under]
 
 
 def quartiles(values: list[float]) -> Quartiles:
@@ -89,5 +86,12 @@ def _pace(run: Callable[[], Any], turns: int, share: float) -> tuple[int, int]:
     return calls, 2 ** min(ceil(log2(wanted)), int(log2(max(1, turns // FEWEST))))
 
 
-def summaries(samples: Mapping[str, Samples], base: str) -> dict[str, dict[str, Any]]:
-    return {name: own.summary(samples[base]) for name, own in samples.items()}
+def summaries(samples: Mapping[str, Samples], bases: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What is kept of every program. Ratios within turns cannot be had from it later: they are taken here."""
+    return {
+        name: {
+            "cpu_s": quartiles(list(own.cpu.values())), "wall_s": quartiles(list(own.wall.values())),
+            "over": {base: own.over(samples[base]) for base in bases if base in samples},
+        }
+        for name, own in samples.items()
+    }  # fmt: skip

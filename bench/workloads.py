@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import jax
 import numpy as np
@@ -51,25 +50,6 @@ class Workload:
 
     def points(self, count: int) -> list[Tree]:
         return [self.point(i) for i in range(count)]
-
-    @property
-    def flops(self) -> float:
-        """Products and sums of one plain gradient."""
-        return gradient_flops(self.point(0)) * self.records
-
-    def moved(self, points: int) -> float:
-        """Bytes that must be read or written at least: records and points once, the mean once."""
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(self.point(0)))
-        return self.features.nbytes + self.targets.nbytes + 4.0 * parameters * (points + 1)
-
-
-def gradient_flops(params: Any) -> float:
-    """Of one record: forward, the weights' gradients, and the inputs' (not of the first layer)."""
-    cost, widths = 0.0, {"conv1": 28 * 28, "conv2": 10 * 10}
-    for i, (layer, leaves) in enumerate(params.items()):
-        passes = 2 if i == 0 else 3
-        cost += 2 * passes * leaves["weight"].size * widths.get(layer, 1)
-    return cost
 
 
 @cache

@@ -12,8 +12,8 @@ import pytest
 
 import bench.__main__ as main
 from bench.summary import BEGIN, END, write_tables
-from bench.targets import Reached, Target, outcome
-from bench.timing import interleaved, within_turns
+from bench.targets import Reached, Target, outcome, paired
+from bench.timing import Samples, interleaved, summaries
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
@@ -33,9 +33,23 @@ def test_a_slow_base_takes_part_in_every_turn():
     assert len(found["base"].cpu) == 24 and len(found["slow"].cpu) < 24
 
 
-def test_ratios_are_taken_within_turns():
-    busy = {"0": 1.0, "4": 10.0, "8": 2.0}
-    assert within_turns({turn: 3 * s for turn, s in busy.items()}, busy | {"1": 50.0}) == ([3.0, 3.0, 3.0], 3)
+def test_quartiles_of_ratios_within_turns_are_kept_and_no_samples():
+    base, other = Samples(), Samples()
+    for turn, busy in {0: 1.0, 1: 50.0, 4: 10.0, 8: 2.0}.items():
+        base.add(turn, (busy, busy))
+    for turn, busy in {0: 1.0, 4: 10.0, 8: 2.0}.items():
+        other.add(turn, (busy, 2 * busy), scale=3.0)
+    kept = {"cpu": [3.0, 3.0, 3.0], "wall": [6.0, 6.0, 6.0], "samples": 3}
+    rows = summaries({"base": base, "other": other}, ["base", "absent"])
+    assert rows["other"] == {"cpu_s": [4.5, 6.0, 18.0], "wall_s": [9.0, 12.0, 36.0], "over": {"base": kept}}
+    assert paired(rows, "other", "base", "wall") == Reached([6.0, 6.0, 6.0], 3)
+
+
+def test_results_are_json_with_quartiles_on_one_line():
+    found = {"a": {"b": {"q": [1.0, 2.0], "none": None}, "c": 0.5}, "empty": {}}
+    text = main.as_json(found)
+    assert json.loads(text) == found
+    assert '  "b": {"q": [1.0, 2.0], "none": null},' in text.splitlines()
 
 
 def test_a_verdict_says_where_the_limit_lies_within_the_spread():
@@ -73,15 +87,17 @@ def test_an_interrupted_run_leaves_the_last_results_and_can_be_resumed(tmp_path,
 
 
 def test_the_tables_of_the_page_are_written_between_their_marks(tmp_path):
-    limits = {"GEMM, JAX, Gflop/s": 123.0, "triad in place, JAX, GB/s": 45.6}
-    part = {"found": {"1 thread": limits}, "machine": "1 core", "when": "2026-01-01 00:00", "load_before": 0.5}
+    many = {"ratio": {"silos, untrusted": [1.0, 1.5, 2.5], "silos, trusted": [1.0, 1.25, 1.5]}, "samples": 5}
+    found = {"records": {"slope": 0.987, "memory_slope": None}, "many silos": many}
+    part = {"found": found, "machine": "1 core", "when": "2026-01-01 00:00", "load_before": 0.5}
     part |= {"seconds": 90.0, "commit": "abc with changes"}
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
     for _ in range(2):
-        write_tables({"machine": part}, page)
+        write_tables({"growth": part}, page)
     before, rest = page.read_text().split(BEGIN)
     tables, after = rest.split(END)
     assert PAGE.read_text().startswith(before) and PAGE.read_text().endswith(after)
-    assert tables.count("| GEMM, JAX, Gflop/s | 123 |") == 1
+    assert tables.count("| records | 0.99 |  |") == 1
+    assert "| <= 2x | 1.5x | 1-2.5 | 5 | yes, within the spread |" in tables
     assert "not measured" in tables and "commit abc with changes" in tables

@@ -1,7 +1,7 @@
 """Settings that share one compiled program, run in parts, a thread for each core.
 
 A part's settings are stacked (vmapped). Threads, because XLA spreads only large operations over cores: with small
-models, a part beside the first is what keeps a second core busy (`make bench`, part `cores`).
+models, a part beside the first is what keeps a second core busy (docs/performance.md).
 """
 
 from __future__ import annotations
