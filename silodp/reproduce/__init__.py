@@ -1,4 +1,4 @@
-"""The papers' tables and figures, run by the library's own sweeps from the descriptions in silodp/papers."""
+"""The papers' tables and figures, run by the library's own sweeps from the descriptions in its folder `papers`."""
 
 from silodp.reproduce.experiment import Experiment, load_experiment, names
 

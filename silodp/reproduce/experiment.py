@@ -1,4 +1,4 @@
-"""What a file in silodp/papers may say: the settings of one table or figure, its published values and its claims.
+"""What an experiment file may say: the settings of one table or figure, its published values and its claims.
 
 A figure has panels (its subplots, or rows of a table), lines (the algorithms) and maybe levels (the epsilons of its
 x axis). Each line of each panel is one unit of work, run in up to three columns:
@@ -304,7 +304,7 @@ def changed(tree: dict[str, Any], changes: Values) -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    folder = resources.files("silodp") / "papers"
+    folder = resources.files("silodp.reproduce") / "papers"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
@@ -327,7 +327,7 @@ def described(name: str) -> dict[str, Any]:
     if name.endswith(".toml"):
         file: Any = Path(name)
     elif name in names():
-        file = resources.files("silodp") / "papers" / f"{name}.toml"
+        file = resources.files("silodp.reproduce") / "papers" / f"{name}.toml"
     else:
         raise ConfigError(f"experiment {name!r}: unknown; known: {', '.join(names())}")
     try:
