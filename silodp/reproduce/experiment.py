@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from silodp.config import Config, ConfigError, Section, parse_config
 
@@ -301,43 +299,3 @@ def changed(tree: dict[str, Any], changes: Values) -> dict[str, Any]:
         else:
             result.setdefault(section, {})[key] = value
     return result
-
-
-def names() -> list[str]:
-    folder = resources.files("silodp.reproduce") / "papers"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def load_experiment(name: str) -> Experiment:
-    """A paper's experiment by name, or one of your own by the path of its TOML file."""
-    try:
-        experiment = Experiment.model_validate({"name": Path(name).name.removesuffix(".toml")} | described(name))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"experiment {name}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
-    if experiment.only is None:
-        return experiment
-    panels = [panel for panel in experiment.panels if panel.name in experiment.only]
-    return experiment.model_copy(update={"panels": panels})
-
-
-def described(name: str) -> dict[str, Any]:
-    """The file's tree; `extends` names an experiment from which everything not said anew is taken."""
-    if name.endswith(".toml"):
-        file: Any = Path(name)
-    elif name in names():
-        file = resources.files("silodp.reproduce") / "papers" / f"{name}.toml"
-    else:
-        raise ConfigError(f"experiment {name!r}: unknown; known: {', '.join(names())}")
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"experiment {name}: not valid TOML: {error}") from None
-    parent = tree.pop("extends", None)
-    return tree if parent is None else merged(described(parent), tree)
-
-
-def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    both = {key: merged(old[key], new[key]) for key in old.keys() & new.keys() if isinstance(old[key], dict)}
-    return old | new | both
