@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from silodp.config import ConfigError
 from silodp.data import FederatedData
-from silodp.data.preprocess import categorical_columns, parse_steps
+from silodp.reproduce.checks import check
 from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
 from silodp.reproduce.report import Results
@@ -47,9 +47,7 @@ def reproduce(
     if not wanted:
         raise ConfigError(f"--calibration {calibration}: {experiment.name} has no such runs")
     folder = units or out / "units"
-    for unit in wanted:  # a mistake anywhere in the description is found before hours of work
-        for level in range(len(unit.levels)):
-            categorical_columns(parse_steps(unit.config(level).data.preprocess))
+    check(experiment)
     data = DataCache()
     with programs_kept(out / "programs"):
         for number, unit in enumerate(wanted, 1):

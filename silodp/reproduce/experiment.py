@@ -23,13 +23,17 @@ from silodp.config import Config, ConfigError, Section, parse_config
 
 Column = Literal["published", "exact", "best"]
 Statistic = Literal["last", "min", "mean"]
+HistoryColumn = Literal[
+    "round", "objective", "gradient_norm2", "test_loss", "test_accuracy", "test_mse",
+    "bits_up", "bits_down", "record_gradients", "test_error",
+]  # fmt: skip
 Values = dict[str, Any]  # dotted keys of a config
 
 
 class Metric(Section):
     """A number of the table: a history column and how a whole run becomes one number."""
 
-    column: str = Field(description="a history column, or test_error")
+    column: HistoryColumn = Field(description="of the history; test_error is 1 - test_accuracy")
     statistic: Statistic = Field(default="last", description="last row, smallest row, or mean of all rows")
     label: str
     tolerance: float = Field(default=0.01, gt=0, description="differences up to this count as a match")
@@ -79,7 +83,7 @@ class Rung(Section):
 class Search(Section):
     """How settings are chosen: on the private records, so not privately; every report says so."""
 
-    column: str = "objective"
+    column: HistoryColumn = "objective"
     statistic: Statistic = "last"
     rungs: list[Rung] = Field(default=[Rung()])
     together: int = Field(default=16, ge=1, description="settings run in one program")
@@ -137,26 +141,48 @@ class Experiment(Section):
     notes: list[str] = Field(default=[])
     only: list[str] | None = Field(default=None, description="of the panels described, those of this figure")
     quick: Quick = Quick()
-    config: dict[str, Any] = Field(default={})
+    config: dict[str, Values] = Field(default={})
+    file: str = Field(default="", description="where it was read from, for messages")
 
     @model_validator(mode="after")
     def _names_exist(self) -> Experiment:
-        lines, panels = {line.name for line in self.lines}, {panel.name for panel in self.panels}
-        named = [(p.line, p.panel) for p in self.published]
-        named += [(line.name, panel) for line in self.lines for panel in (*line.by_panel, *(line.panels or ()))]
-        named += [(line, "") for claim in self.claims for line in claim.better + claim.than]
-        for line, panel in named:
-            if line not in lines or (panel and panel not in panels):
-                raise ValueError(f"line {line!r}, panel {panel!r}: no such line or panel; check the spelling")
+        known: dict[str, list[Any]] = {
+            "line": [line.name for line in self.lines],
+            "panel": [panel.name for panel in self.panels],
+            "level": self.level_values,
+            "metric": list(range(len(self.metrics))),
+        }
+        for where, kind, value in mentions(self):
+            if value not in known[kind]:
+                there_are = ", ".join(map(str, dict.fromkeys(known[kind])))
+                raise ValueError(f"{where} = {value!r}: no such {kind}; known: {there_are}")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Experiment:
+        panels = [panel.name for panel in self.panels]
         for panel in panels:
+            if panels.count(panel) > 1:
+                raise ValueError(f"panels: two are called {panel!r}; give each a name of its own")
             if len({line.name for line in self.lines_of(panel)}) < len(self.lines_of(panel)):
                 raise ValueError(f"panel {panel!r}: two of its lines have one name; give each `panels` of its own")
-        if self.only is not None and not set(self.only) <= panels:
-            raise ValueError(f"only = {self.only}: panels are {', '.join(sorted(panels))}")
+        return self
+
+    @model_validator(mode="after")
+    def _every_level_has_its_values(self) -> Experiment:
         for line in self.lines:
             for key, values in (line.by_level | line.published_by_level).items():
                 if len(values) != len(self.level_values):
-                    raise ValueError(f"{key} of {line.name!r}: need {len(self.level_values)} values")
+                    raise ValueError(
+                        f"line {line.name!r}: {key} has {len(values)} values; "
+                        f"need {len(self.level_values)}, one for each level"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _quick_shows_something(self) -> Experiment:
+        if self.only is not None and self.quick.panels is not None and not set(self.only) & set(self.quick.panels):
+            raise ValueError(f"quick.panels = {self.quick.panels}: only = {self.only} leaves none of them")
         return self
 
     @property
@@ -208,6 +234,23 @@ class Experiment(Section):
                 "search": self.search.model_copy(update={"rungs": quick.rungs}),
             }
         )
+
+
+def mentions(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
+    """(where, kind, name) of all that a description says of its own panels, lines, levels and metrics."""
+    for i, value in enumerate(experiment.published):
+        for kind in ("panel", "line", "level", "metric"):
+            yield f"published.{i}.{kind}", kind, getattr(value, kind)
+    for i, claim in enumerate(experiment.claims):
+        yield f"claims.{i}.metric", "metric", claim.metric
+        for side in ("better", "than"):
+            yield from ((f"claims.{i}.{side}", "line", name) for name in getattr(claim, side))
+    for line in experiment.lines:
+        yield from ((f"line {line.name!r}: by_panel", "panel", name) for name in line.by_panel)
+        yield from ((f"line {line.name!r}: panels", "panel", name) for name in line.panels or ())
+    yield from (("only", "panel", name) for name in experiment.only or ())
+    for kind in ("panel", "line", "level"):
+        yield from ((f"quick.{kind}s", kind, name) for name in getattr(experiment.quick, f"{kind}s") or ())
 
 
 def thinned(values: list[Any], most: int) -> list[Any]:

@@ -37,7 +37,7 @@ def load_experiment(name: str) -> Experiment:
     """A paper's experiment by name, or one of your own by the path of its TOML file."""
     called = {"name": Path(name).name.removesuffix(".toml")}
     try:
-        experiment = Experiment.model_validate(called | described(name))
+        experiment = Experiment.model_validate(called | described(name) | {"file": name})
     except ValidationError as error:
         raise ConfigError(f"experiment {name}: {explained(error)}") from None
     if experiment.only is None:
