@@ -109,7 +109,17 @@ def test_a_unit_holds_the_best_setting_every_seed_and_the_true_epsilon(done):
     for folder in (out / "units" / "certificates", out / "certificates"):
         assert len(list(folder.iterdir())) == 2 * 2 * 2  # columns x levels x (txt, json)
     assert (out / "certificates" / "all-dp-gd-exact-8.txt").is_file()
+    assert [file.name for file in out.glob("figure.*")] == ["figure.png"]
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_is_drawn_in_the_formats_asked_for(done, tmp_path):
+    experiment, results, out = done
+    assert reproduce(experiment, tmp_path, units=out / "units", formats=("pdf", "svg")) == results
+    assert sorted(file.name for file in tmp_path.glob("figure.*")) == ["figure.pdf", "figure.svg"]
+    with pytest.raises(ConfigError, match=r"cannot be drawn as 'gif'; end its name with \.png, \.pdf, \.svg"):
+        reproduce(experiment, tmp_path / "other", formats=("png", "gif"))
+    assert not (tmp_path / "other").exists()  # told before anything runs
 
 
 def test_full_is_the_whole_grid_to_the_end_with_every_seed():

@@ -9,6 +9,7 @@ import pytest
 
 from silodp.config import ConfigError
 from silodp.reproduce import load_experiment, names
+from silodp.reproduce.checks import check
 from silodp.reproduce.driver import fingerprints, fingerprints_of, load_results
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -139,5 +140,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_the_files_in_the_docs_are_sound(written):
     text = (DOCS / "experiments.md").read_text(encoding="utf-8")
     whole, child = (load_experiment(written(part.split("```")[0])) for part in text.split("```toml\n")[1:])
+    for experiment in (whole, child):
+        check(experiment)
     assert len(list(whole.units())) == 4
     assert [line.name for line in child.lines][-1] == "MB-PSGM-FG" and child.claims[-1].better == ["MB-PSGM-FG"]

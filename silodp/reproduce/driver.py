@@ -14,6 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from silodp.config import ConfigError
 from silodp.data import FederatedData
+from silodp.plots import check_format
 from silodp.reproduce.checks import check
 from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
@@ -37,16 +38,18 @@ def reproduce(
     *,
     units: Path | None = None,
     calibration: str | None = None,
+    formats: Sequence[str] = ("png",),
     progress: Progress = silent,
     announce: Announce = lambda text: None,
 ) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Every unit of the experiment, those already done read from `units`; the report is written to `out` at the end."""
-    if calibration is not None and calibration not in COLUMNS:
-        raise ConfigError(f"--calibration {calibration!r}: must be exact or paper")
-    wanted = [u for u in experiment.units() if calibration is None or u.column in COLUMNS[calibration]]
-    if not wanted:
-        raise ConfigError(f"--calibration {calibration}: {experiment.name} has no such runs")
-    folder = units or out / "units"
+    """Every unit of the experiment, those already done read from `units`; the report is written to `out` at the end.
+
+    formats: of the figure, among png, pdf and svg.
+    """
+    wanted = wanted_units(experiment, calibration)
+    folder, figures = units or out / "units", [out / f"figure.{ending}" for ending in formats]
+    for figure in figures:
+        check_format(figure)
     check(experiment)
     data = DataCache()
     with programs_kept(out / "programs"):
@@ -54,9 +57,18 @@ def reproduce(
             announce(f"[{number}/{len(wanted)}] {experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}")
             run_unit(unit, data.of(unit), folder, progress)
     results = finished(experiment, folder)  # with what earlier calls have done of the other columns
-    save_report(experiment, results, out)
+    save_report(experiment, results, out, figures)
     save_certificates(experiment, folder, out / "certificates")
     return results
+
+
+def wanted_units(experiment: Experiment, calibration: str | None) -> list[Unit]:
+    if calibration is not None and calibration not in COLUMNS:
+        raise ConfigError(f"--calibration {calibration!r}: must be exact or paper")
+    wanted = [u for u in experiment.units() if calibration is None or u.column in COLUMNS[calibration]]
+    if not wanted:
+        raise ConfigError(f"--calibration {calibration}: {experiment.name} has no such runs")
+    return wanted
 
 
 def finished(experiment: Experiment, folder: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -113,8 +125,9 @@ class DataCache:
         return self.data
 
 
-def save_report(experiment: Experiment, results: Results, out: Path) -> None:
-    draw(experiment, results, out / "figure.png")
+def save_report(experiment: Experiment, results: Results, out: Path, figures: Sequence[Path]) -> None:
+    for figure in figures:
+        draw(experiment, results, figure)
     write_text(out / "table.md", as_markdown(experiment, results))
     write_json(out / "results.json", compact(results))
 
