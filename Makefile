@@ -21,7 +21,7 @@ test-all: lint
 
 # Every table and figure of the papers, two at a time; what is done is not run again, so it may be stopped at any time.
 reproduce: $(READY)
-	$(MAKE) --no-print-directory -j 2 $(addprefix reproduce-,$(basename $(notdir $(wildcard silodp/papers/*.toml))))
+	$(MAKE) --no-print-directory -j 2 $(addprefix reproduce-,$(basename $(notdir $(wildcard silodp/reproduce/papers/*.toml))))
 	$(BIN)/silodp reproduce --docs
 
 # These show units of other figures.

@@ -1,4 +1,4 @@
-"""Figures of runs. Drawn with matplotlib's own canvas, so that no screen is needed."""
+"""Figures of runs, as PNG, PDF or SVG. Drawn with matplotlib's own canvas, so that no screen is needed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
+
+from silodp.errors import ConfigError
 
 LABELS = {
     "objective": "objective",
@@ -19,6 +22,8 @@ LABELS = {
     "test_mse": "test mean squared error",
 }
 LOGARITHMIC = ("gradient_norm2",)
+FORMATS = ("png", "pdf", "svg")
+DATES = {"pdf": "CreationDate", "svg": "Date"}
 
 
 def history_figure(path: Path, histories: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
@@ -68,10 +73,35 @@ def finish(axes: Axes, x_label: str, y_label: str, *, legend: bool) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
+    """In the format that the path ends with; the same figure gives the same bytes."""
+    ending = check_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.set_dpi(110)
+    if ending == "png":
+        save_pixels(figure, path)
+    else:
+        save_vectors(figure, path, ending)
+
+
+def check_format(path: Path) -> str:
+    ending = path.suffix.lower().removeprefix(".")
+    if ending not in FORMATS:
+        raise ConfigError(
+            f"figure {str(path)!r}: cannot be drawn as {ending!r}; end its name with .{', .'.join(FORMATS)}"
+        )
+    return ending
+
+
+def save_pixels(figure: Figure, path: Path) -> None:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     # Few colours make a file of a fifth of the size: the repository keeps the figures. A thin line's colour counts.
     drawn.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def save_vectors(figure: Figure, path: Path, ending: str) -> None:
+    # Names inside an SVG are random and both formats carry the date, unless told otherwise. Publishers refuse the
+    # fonts that matplotlib puts into a PDF by default (type 3).
+    with rc_context({"svg.hashsalt": "silodp", "pdf.fonttype": 42}):
+        figure.savefig(path, format=ending, metadata={"Creator": "silodp", DATES[ending]: None})

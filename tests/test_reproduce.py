@@ -12,9 +12,9 @@ from silodp.algorithms.theory import choose, with_options
 from silodp.build import checked_algorithm
 from silodp.cli import app
 from silodp.config import ConfigError
-from silodp.data.preprocess import categorical_columns, parse_steps
 from silodp.planning import plan_of
 from silodp.reproduce import load_experiment, names
+from silodp.reproduce.checks import check
 from silodp.reproduce.claims import Judgement, judgements, p_value
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
 from silodp.reproduce.experiment import Experiment, changed, thinned
@@ -40,11 +40,11 @@ def test_a_description_makes_configs_that_can_be_accounted(name, quick):
     units = list(experiment.units())
     assert units
     assert len({(u.panel.name, u.line.name, u.column) for u in units}) == len(units)
+    check(experiment)
     for unit in units:
         for level in {0, len(unit.levels) - 1}:
             for pick in (0, -1):
                 config = unit.config(level, {key: values[pick] for key, values in unit.line.search.items()})
-                categorical_columns(parse_steps(config.data.preprocess))
                 sizes = [60_000 // (config.data.silos or 25)] * (config.data.silos or 25)
                 config = with_options(config, choose(config, sizes, 7850))  # what mu2 leaves to its theorem
                 checked_algorithm(config, sizes, [str(i) for i in range(len(sizes))])
@@ -109,7 +109,17 @@ def test_a_unit_holds_the_best_setting_every_seed_and_the_true_epsilon(done):
     for folder in (out / "units" / "certificates", out / "certificates"):
         assert len(list(folder.iterdir())) == 2 * 2 * 2  # columns x levels x (txt, json)
     assert (out / "certificates" / "all-dp-gd-exact-8.txt").is_file()
+    assert [file.name for file in out.glob("figure.*")] == ["figure.png"]
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_is_drawn_in_the_formats_asked_for(done, tmp_path):
+    experiment, results, out = done
+    assert reproduce(experiment, tmp_path, units=out / "units", formats=("pdf", "svg")) == results
+    assert sorted(file.name for file in tmp_path.glob("figure.*")) == ["figure.pdf", "figure.svg"]
+    with pytest.raises(ConfigError, match=r"cannot be drawn as 'gif'; end its name with \.png, \.pdf, \.svg"):
+        reproduce(experiment, tmp_path / "other", formats=("png", "gif"))
+    assert not (tmp_path / "other").exists()  # told before anything runs
 
 
 def test_full_is_the_whole_grid_to_the_end_with_every_seed():
@@ -327,7 +337,7 @@ def test_a_claim_per_bit_compares_where_both_have_sent_the_same():
 def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="unknown; known"):
         load_experiment("diff3-fig1")
-    with pytest.raises(ValueError, match="no such line or panel"):
+    with pytest.raises(ValueError, match=r"published\.0\.line = 'DP-DG': no such line; known: GD, DP-GD"):
         small(published=[{"panel": "all", "line": "DP-DG", "value": 1.0}])
     assert CliRunner().invoke(app, ["reproduce", "nothing"]).exit_code == 2
     assert CliRunner().invoke(app, ["reproduce", "mu2-table1", "--calibration", "loose"]).exit_code == 2

@@ -247,9 +247,9 @@ def channel_of(config: Config, entry: Entry) -> Channel:
         raise ConfigError(f"privacy.trust = {trust!r}: {error}") from None
 
 
-def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
-    """Entry, channel and algorithm, after everything that can be refused without data has been."""
-    options, entry = config.algorithm, find(config.algorithm.name)
+def check_wishes(config: Config, entry: Entry) -> None:
+    """Refuse what can be refused without any facts."""
+    options = config.algorithm
     if not entry.runs_under(config.privacy.trust):
         raise ConfigError(
             f"privacy.trust = {config.privacy.trust!r}: {options.name} runs under {' or '.join(entry.trusts or ())}"
@@ -258,6 +258,12 @@ def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
         raise ConfigError(
             f"privacy.epsilon: {options.name} adds no noise; leave the target out or use a private algorithm"
         )
+
+
+def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
+    """Entry, channel and algorithm, after everything that can be refused without data has been."""
+    options, entry = config.algorithm, find(config.algorithm.name)
+    check_wishes(config, entry)
     if options.participation is not None and options.participation > facts.silos:
         raise ConfigError(f"algorithm.participation = {options.participation} exceeds the {facts.silos} silos")
     if not facts.everyone and entry.everyone:

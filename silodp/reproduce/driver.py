@@ -13,8 +13,9 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from silodp.data import FederatedData, read_data
-from silodp.data.preprocess import categorical_columns, parse_steps
 from silodp.errors import ConfigError
+from silodp.plots import check_format
+from silodp.reproduce.checks import check
 from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
 from silodp.reproduce.report import Results
@@ -36,28 +37,37 @@ def reproduce(
     *,
     units: Path | None = None,
     calibration: str | None = None,
+    formats: Sequence[str] = ("png",),
     progress: Progress = silent,
     announce: Announce = lambda text: None,
 ) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Every unit of the experiment, those already done read from `units`; the report is written to `out` at the end."""
-    if calibration is not None and calibration not in COLUMNS:
-        raise ConfigError(f"--calibration {calibration!r}: must be exact or paper")
-    wanted = [u for u in experiment.units() if calibration is None or u.column in COLUMNS[calibration]]
-    if not wanted:
-        raise ConfigError(f"--calibration {calibration}: {experiment.name} has no such runs")
-    folder = units or out / "units"
-    for unit in wanted:  # a mistake anywhere in the description is found before hours of work
-        for level in range(len(unit.levels)):
-            categorical_columns(parse_steps(unit.config(level).data.preprocess))
+    """Every unit of the experiment, those already done read from `units`; the report is written to `out` at the end.
+
+    formats: of the figure, among png, pdf and svg.
+    """
+    wanted = wanted_units(experiment, calibration)
+    folder, figures = units or out / "units", [out / f"figure.{ending}" for ending in formats]
+    for figure in figures:
+        check_format(figure)
+    check(experiment)
     data = DataCache()
     with programs_kept(out / "programs"):
         for number, unit in enumerate(wanted, 1):
             announce(f"[{number}/{len(wanted)}] {experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}")
             run_unit(unit, data.of(unit), folder, progress)
     results = finished(experiment, folder)  # with what earlier calls have done of the other columns
-    save_report(experiment, results, out)
+    save_report(experiment, results, out, figures)
     save_certificates(experiment, folder, out / "certificates")
     return results
+
+
+def wanted_units(experiment: Experiment, calibration: str | None) -> list[Unit]:
+    if calibration is not None and calibration not in COLUMNS:
+        raise ConfigError(f"--calibration {calibration!r}: must be exact or paper")
+    wanted = [u for u in experiment.units() if calibration is None or u.column in COLUMNS[calibration]]
+    if not wanted:
+        raise ConfigError(f"--calibration {calibration}: {experiment.name} has no such runs")
+    return wanted
 
 
 def finished(experiment: Experiment, folder: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -114,8 +124,9 @@ class DataCache:
         return self.data
 
 
-def save_report(experiment: Experiment, results: Results, out: Path) -> None:
-    draw(experiment, results, out / "figure.png")
+def save_report(experiment: Experiment, results: Results, out: Path, figures: Sequence[Path]) -> None:
+    for figure in figures:
+        draw(experiment, results, figure)
     write_text(out / "table.md", as_markdown(experiment, results))
     write_json(out / "results.json", compact(results))
 

@@ -1,4 +1,4 @@
-"""What a file in silodp/papers may say: the settings of one table or figure, its published values and its claims.
+"""What an experiment file may say: the settings of one table or figure, its published values and its claims.
 
 A figure has panels (its subplots, or rows of a table), lines (the algorithms) and maybe levels (the epsilons of its
 x axis). Each line of each panel is one unit of work, run in up to three columns:
@@ -12,27 +12,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from silodp.config import Config, Section, parse_config
 from silodp.errors import ConfigError
 
 Column = Literal["published", "exact", "best"]
 Statistic = Literal["last", "min", "mean"]
+HistoryColumn = Literal[
+    "round", "objective", "gradient_norm2", "test_loss", "test_accuracy", "test_mse",
+    "bits_up", "bits_down", "record_gradients", "test_error",
+]  # fmt: skip
 Values = dict[str, Any]  # dotted keys of a config
 
 
 class Metric(Section):
     """A number of the table: a history column and how a whole run becomes one number."""
 
-    column: str = Field(description="a history column, or test_error")
+    column: HistoryColumn = Field(description="of the history; test_error is 1 - test_accuracy")
     statistic: Statistic = Field(default="last", description="last row, smallest row, or mean of all rows")
     label: str
     tolerance: float = Field(default=0.01, gt=0, description="differences up to this count as a match")
@@ -82,7 +84,7 @@ class Rung(Section):
 class Search(Section):
     """How settings are chosen: on the private records, so not privately; every report says so."""
 
-    column: str = "objective"
+    column: HistoryColumn = "objective"
     statistic: Statistic = "last"
     rungs: list[Rung] = Field(default=[Rung()])
     together: int = Field(default=16, ge=1, description="settings run in one program")
@@ -140,26 +142,48 @@ class Experiment(Section):
     notes: list[str] = Field(default=[])
     only: list[str] | None = Field(default=None, description="of the panels described, those of this figure")
     quick: Quick = Quick()
-    config: dict[str, Any] = Field(default={})
+    config: dict[str, Values] = Field(default={})
+    file: str = Field(default="", description="where it was read from, for messages")
 
     @model_validator(mode="after")
     def _names_exist(self) -> Experiment:
-        lines, panels = {line.name for line in self.lines}, {panel.name for panel in self.panels}
-        named = [(p.line, p.panel) for p in self.published]
-        named += [(line.name, panel) for line in self.lines for panel in (*line.by_panel, *(line.panels or ()))]
-        named += [(line, "") for claim in self.claims for line in claim.better + claim.than]
-        for line, panel in named:
-            if line not in lines or (panel and panel not in panels):
-                raise ValueError(f"line {line!r}, panel {panel!r}: no such line or panel; check the spelling")
+        known: dict[str, list[Any]] = {
+            "line": [line.name for line in self.lines],
+            "panel": [panel.name for panel in self.panels],
+            "level": self.level_values,
+            "metric": list(range(len(self.metrics))),
+        }
+        for where, kind, value in mentions(self):
+            if value not in known[kind]:
+                there_are = ", ".join(map(str, dict.fromkeys(known[kind])))
+                raise ValueError(f"{where} = {value!r}: no such {kind}; known: {there_are}")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Experiment:
+        panels = [panel.name for panel in self.panels]
         for panel in panels:
+            if panels.count(panel) > 1:
+                raise ValueError(f"panels: two are called {panel!r}; give each a name of its own")
             if len({line.name for line in self.lines_of(panel)}) < len(self.lines_of(panel)):
                 raise ValueError(f"panel {panel!r}: two of its lines have one name; give each `panels` of its own")
-        if self.only is not None and not set(self.only) <= panels:
-            raise ValueError(f"only = {self.only}: panels are {', '.join(sorted(panels))}")
+        return self
+
+    @model_validator(mode="after")
+    def _every_level_has_its_values(self) -> Experiment:
         for line in self.lines:
             for key, values in (line.by_level | line.published_by_level).items():
                 if len(values) != len(self.level_values):
-                    raise ValueError(f"{key} of {line.name!r}: need {len(self.level_values)} values")
+                    raise ValueError(
+                        f"line {line.name!r}: {key} has {len(values)} values; "
+                        f"need {len(self.level_values)}, one for each level"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _quick_shows_something(self) -> Experiment:
+        if self.only is not None and self.quick.panels is not None and not set(self.only) & set(self.quick.panels):
+            raise ValueError(f"quick.panels = {self.quick.panels}: only = {self.only} leaves none of them")
         return self
 
     @property
@@ -211,6 +235,23 @@ class Experiment(Section):
                 "search": self.search.model_copy(update={"rungs": quick.rungs}),
             }
         )
+
+
+def mentions(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
+    """(where, kind, name) of all that a description says of its own panels, lines, levels and metrics."""
+    for i, value in enumerate(experiment.published):
+        for kind in ("panel", "line", "level", "metric"):
+            yield f"published.{i}.{kind}", kind, getattr(value, kind)
+    for i, claim in enumerate(experiment.claims):
+        yield f"claims.{i}.metric", "metric", claim.metric
+        for side in ("better", "than"):
+            yield from ((f"claims.{i}.{side}", "line", name) for name in getattr(claim, side))
+    for line in experiment.lines:
+        yield from ((f"line {line.name!r}: by_panel", "panel", name) for name in line.by_panel)
+        yield from ((f"line {line.name!r}: panels", "panel", name) for name in line.panels or ())
+    yield from (("only", "panel", name) for name in experiment.only or ())
+    for kind in ("panel", "line", "level"):
+        yield from ((f"quick.{kind}s", kind, name) for name in getattr(experiment.quick, f"{kind}s") or ())
 
 
 def thinned(values: list[Any], most: int) -> list[Any]:
@@ -302,43 +343,3 @@ def changed(tree: dict[str, Any], changes: Values) -> dict[str, Any]:
         else:
             result.setdefault(section, {})[key] = value
     return result
-
-
-def names() -> list[str]:
-    folder = resources.files("silodp") / "papers"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def load_experiment(name: str) -> Experiment:
-    """A paper's experiment by name, or one of your own by the path of its TOML file."""
-    try:
-        experiment = Experiment.model_validate({"name": Path(name).name.removesuffix(".toml")} | described(name))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"experiment {name}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
-    if experiment.only is None:
-        return experiment
-    panels = [panel for panel in experiment.panels if panel.name in experiment.only]
-    return experiment.model_copy(update={"panels": panels})
-
-
-def described(name: str) -> dict[str, Any]:
-    """The file's tree; `extends` names an experiment from which everything not said anew is taken."""
-    if name.endswith(".toml"):
-        file: Any = Path(name)
-    elif name in names():
-        file = resources.files("silodp") / "papers" / f"{name}.toml"
-    else:
-        raise ConfigError(f"experiment {name!r}: unknown; known: {', '.join(names())}")
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"experiment {name}: not valid TOML: {error}") from None
-    parent = tree.pop("extends", None)
-    return tree if parent is None else merged(described(parent), tree)
-
-
-def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    both = {key: merged(old[key], new[key]) for key in old.keys() & new.keys() if isinstance(old[key], dict)}
-    return old | new | both
