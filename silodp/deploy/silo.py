@@ -27,6 +27,7 @@ from silodp.errors import Refused
 from silodp.facts import Stream
 from silodp.models import model_of
 from silodp.objective import build_objective, example_record
+from silodp.plan.checks import vouched_bounds
 from silodp.plan.plan import Plan, make_plan
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
 
@@ -63,6 +64,8 @@ class SiloServer:
         stored = (jnp.asarray(records["features"]), jnp.asarray(records["targets"]))
         size, index = jnp.int32(len(records["targets"])), jnp.int32(self.index)
         self.site = Site(self.objective, channel, stored, size, index, alone=True)
+        # A silo believes nobody: that the queries let nothing out it has to see for itself.
+        vouched_bounds(self.plan, self.objective, jax.tree.map(lambda leaf: leaf[None], stored))
         self.streams = {s.name: s for s in self.plan.releases(self.index)}
         self.account = Account.empty(list(self.streams))
         self.memory: Any = ()

@@ -35,6 +35,8 @@ class Context:
     stamp: str | None = SIMULATED
     versions: Mapping[str, str] = field(default_factory=dict)
     claim: Claim | None = None
+    bounds: Mapping[str, str] = field(default_factory=dict)  # by stream: who vouches for its bound
+    outside: tuple[str, ...] = ()  # parts that are not the library's own
 
 
 def settle(plan: Plan, account: Account) -> list[list[Spent]]:
@@ -88,7 +90,8 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
         "calibration": plan.config.privacy.calibration,
         "claim": claim,
         "silos": silos,
-        "outside_the_guarantee": outside(context.notes),
+        "bounds": dict(context.bounds),
+        "outside_the_guarantee": [*context.outside, *outside(context.notes)],
         "public_preprocessing": [note for note in context.notes if not note.startswith("not private")],
         "versions": dict(context.versions),
     }
@@ -164,6 +167,7 @@ def as_text(tree: Mapping[str, Any]) -> str:
             f"The paper's claim of epsilon {claim['claimed_epsilon']:g} {verdict}: the noise gives "
             f"{claim['true_epsilon']:.4g} ({claim['formula']})."
         )
+    lines += [f"Bound of {stream}: {words}." for stream, words in tree["bounds"].items() if words.startswith("stated")]
     for silo in tree["silos"]:
         lines += ["", *silo_lines(silo)]
     lines += ["", "Outside the guarantee:", *(f"  - {note}" for note in tree["outside_the_guarantee"])]

@@ -22,6 +22,7 @@ from silodp.facts import Facts
 from silodp.models import Model, model_of
 from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
+from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
 from silodp.run.directory import RunDirectory, versions
@@ -72,6 +73,7 @@ class Prepared:
     plan: Plan
     problem: Problem
     setting: Setting
+    bounds: dict[str, str]  # by stream: who vouches for how far a record moves it
 
     @property
     def config(self) -> Config:
@@ -118,7 +120,8 @@ def prepared_on(ground: Ground, config: Config) -> Prepared:
     )
     seed = config.run.seed
     x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
-    return Prepared(ground, plan, problem, Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0))
+    setting = Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0)
+    return Prepared(ground, plan, problem, setting, vouched_bounds(plan, ground.objective, ground.records))
 
 
 def train(
@@ -278,7 +281,8 @@ def context_of(prepared: Prepared) -> Context:
     config = prepared.config
     real = config.run.mode == "messages" and not config.run.test_seed
     claim = claim_of(config) if config.privacy.calibration == "paper" else None
-    return Context(tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim)
+    outside = tuple(outside_words(prepared.plan))
+    return Context(tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim, prepared.bounds, outside)
 
 
 def source_name(data: FederatedData) -> str:
