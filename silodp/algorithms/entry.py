@@ -174,7 +174,8 @@ def option(options: AlgorithmConfig, spec: dataclasses.Field, *, clipless: bool)
     if value is None and spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
         raise ConfigError(f"algorithm.{spec.name} is missing: {options.name} needs it")
     if value is None:
-        return spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
+        value = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
+        return jnp.float32(value) if isinstance(value, float) and not spec.metadata.get("static") else value
     if spec.metadata.get("static", False):
         return value
     if not isinstance(value, int | float):

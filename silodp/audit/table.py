@@ -147,7 +147,7 @@ def audit_run(case: Case, seed: int) -> Row:
     """A whole run, attacked through its canaries."""
     canaries = make_canaries(seed, sizes_of(case))
     prepared = prepare(small_run(case, seed), canary_data(canaries), canary_model(canaries.sign.size))
-    views = observe(prepared, canaries.blank)
+    views = observe(prepared, canaries.sign.size)
     claim, attained = claimed(prepared.plan)
     read = attack.separation if attained else attack.guessing
     readings = [read(scores(prepared, views, canaries, kind)) for kind in KINDS]
