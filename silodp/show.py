@@ -124,3 +124,13 @@ def print_outcomes(outcomes: list[Any], best: int, column: str) -> None:
         table.add_row(*(f"{outcome.values[k]:g}" for k in keys), epsilon, last, "best" if i == best else "")
     console.print(table)
     console.print(f"best by {column}: not private: selected on private data", style="yellow", markup=False)
+
+
+def print_findings(findings: list[Any]) -> None:
+    table = Table("trust", "check", "", "")
+    for finding in findings:
+        style = None if finding.passed else "bold red"
+        table.add_row(
+            finding.trust, finding.check, "passed" if finding.passed else "FAILED", finding.words, style=style
+        )
+    console.print(table)

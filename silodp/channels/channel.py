@@ -93,6 +93,7 @@ class Channel(eqx.Module):
     sees: ClassVar[str] = ""
     honest: ClassVar[tuple[str, ...]] = ()
     if_others_collude: ClassVar[str] = ""
+    gaussian: ClassVar[bool] = True  # what it releases are means with Gaussian noise
     weighs_by_size: ClassVar[bool] = False  # silos weigh what they send, as a theorem for this channel expects
 
     multipliers: dict[str, Float[Array, " silos"]] = eqx.field(default_factory=dict, kw_only=True)

@@ -157,6 +157,7 @@ class Summed(Channel):
     """
 
     name: ClassVar[str] = "shuffled"
+    gaussian: ClassVar[bool] = False
     weighs_by_size: ClassVar[bool] = True
     sees: ClassVar[str] = (
         "the sums over all silos' records of rounded integers and coins, in every round, and no part of them"

@@ -54,6 +54,7 @@ class Shuffled(Channel):
     """Local randomizers and a shuffler."""
 
     name: ClassVar[str] = "shuffled"
+    gaussian: ClassVar[bool] = False
     weighs_by_size: ClassVar[bool] = True
     sees: ClassVar[str] = (
         "the unordered, anonymous messages of all silos' records in every round, and what follows from them"
