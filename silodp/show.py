@@ -29,6 +29,8 @@ def print_algorithm(row: dict[str, Any]) -> None:
 
 
 def print_summary(summary: dict[str, Any], directory: Path) -> None:
+    from silodp.data.types import Note  # here, because it brings pandas and scikit-learn
+
     table = Table(show_header=False, box=None)
     final = summary["final"]
     guarantee = "none (no noise)"
@@ -56,9 +58,9 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
         console.print("the run diverged: lower algorithm.step_size", style="yellow", markup=False)
     if summary["stamp"]:
         console.print(summary["stamp"], style="yellow", markup=False)
-    for note in summary["preprocessing"]:
-        if note.startswith("not private"):
-            console.print(note, style="yellow", markup=False, soft_wrap=True)
+    for note in map(Note.read, summary["preprocessing"]):
+        if not note.public:
+            console.print(str(note), style="yellow", markup=False, soft_wrap=True)
     console.print(f"files in {directory}", markup=False, soft_wrap=True)
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from silodp.data import FederatedData, SiloData
+from silodp.data import FederatedData, Note, SiloData
 from silodp.gradients import embed
 from silodp.models import Model, from_loss
 
@@ -61,7 +61,7 @@ def canary_data(canaries: Canaries) -> FederatedData:
         return SiloData(f"silo {i}", features[own], sign[own])
 
     silos = tuple(silo(i) for i in range(canaries.silo.max() + 1))
-    return FederatedData("canaries", silos, None, "regression", (), ("public: made for an audit",))
+    return FederatedData("canaries", silos, None, "regression", (), (Note(True, "made for an audit"),))
 
 
 def canary_model(coordinates: int) -> Model:

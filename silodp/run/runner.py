@@ -25,6 +25,7 @@ from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, se
 from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
+from silodp.records import as_arrays
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
 from silodp.run.history import History, rows_of
@@ -50,8 +51,7 @@ class Ground:
         facts = facts_of(data)
         model = model or model_of(config.model, facts)
         facts = facts_of(data, parameter_count(model))
-        features, targets, _ = data.stack()
-        records = jax.tree.map(jnp.asarray, (features, targets))
+        records = jax.tree.map(jnp.asarray, data.stack()[:2])
         return Ground(data, facts, build_objective(model, example_record(facts), config.model.engine), records)
 
     def silos(self, plan: Plan) -> Silos:
@@ -62,7 +62,7 @@ class Ground:
 def facts_of(data: FederatedData, parameters: int | None = None) -> Facts:
     """What everybody knows about the data."""
     names = tuple(silo.name for silo in data.silos)
-    return Facts(data.sizes, names, data.input_shape, max(1, len(data.classes)), data.task, parameters)
+    return Facts(data.sizes, names, data.record, max(1, len(data.classes)), data.task, parameters)
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,9 @@ class Run:
     summary: dict[str, Any]
     model: Model
 
-    def predict(self, features: Any) -> jax.Array:
-        return self.model.predict(self.params, jnp.asarray(features))
+    def predict(self, features: Any) -> Any:
+        """Predictions for features as the silos have them: one array, or the same dict or tuple of arrays."""
+        return self.model.predict(self.params, jax.tree.map(jnp.asarray, as_arrays(features, "features")))
 
 
 def prepare(config: Config, data: FederatedData | None = None, model: Model | None = None) -> Prepared:
@@ -202,7 +203,7 @@ def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress
     seed = plan.config.run.seed if plan.config.run.test_seed else None
     history, began = History(directory), time.perf_counter()
     measured = measurement(prepared)
-    records = [{"features": silo.features, "targets": silo.targets} for silo in prepared.data.silos]
+    records = [silo.named() for silo in prepared.data.silos]
     with message_federation(plan, records, seed) as fed, progress(problem.rounds, 0, described(prepared)) as bar:
         fed.start(x0)
         state, drawn = plan.algorithm.init(x0), x0
@@ -271,7 +272,7 @@ def summary_of(
         "engine": objective.engine,
         "engine_reason": objective.engine_reason,
         "classes": list(prepared.data.classes),
-        "preprocessing": list(prepared.data.notes),
+        "preprocessing": [str(note) for note in prepared.data.notes],
         "timing": timing,
         "versions": versions(),
     }
