@@ -62,7 +62,10 @@ class Compressed(Untrusted):
             raise ConfigError(f"algorithm.{error}") from None
 
     def variance(self, parameters: int) -> float:
-        return self.compressor.omega(parameters) if self.compressor.unbiased else 0.0
+        try:
+            return self.compressor.omega(parameters) if self.compressor.unbiased else 0.0
+        except ValueError as error:
+            raise ConfigError(f"algorithm.{error}") from None
 
     def accounted(self, declared: Declared, silo: int, streams: Sequence[Stream]) -> list[Releases]:
         plain = super().accounted(declared, silo, streams)
