@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from silodp import registry
-from silodp.config import AlgorithmConfig
+from silodp.config import AlgorithmConfig, parse_config
 from silodp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     registered = _NAMES[name]
 
     def options(**given: Any) -> AlgorithmConfig:
-        return AlgorithmConfig(name=registered, **given)
+        return parse_config({"algorithm": {"name": registered, **given}}).algorithm
 
     options.__name__ = options.__qualname__ = name
     options.__doc__ = f"The `[algorithm]` section of {registered}; keyword arguments are its keys."
