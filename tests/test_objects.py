@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import silodp
+from silodp import registry
 from silodp.algorithms import find
 from silodp.channels import Compressed, Duchi, PrivUnitG, Shuffled, Summed, Trusted, Untrusted
 from silodp.compressors import QSGD, Identity, Natural, RandK
@@ -218,7 +219,9 @@ def test_a_mistake_in_an_algorithms_options_is_found_at_once():
         silodp.algorithms.Spider(rounds=0)
 
 
-def test_a_class_inside_a_function_needs_a_name():
+def test_a_class_inside_a_function_needs_a_name(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.KINDS})
+
     class Hidden(Untrusted):
         pass
 

@@ -3,6 +3,14 @@ registry entries.
 
 `find(name)` gives an algorithm's entry. `silodp.algorithms.Spider(rounds=20, clip=1.0)` and the like are the
 `[algorithm]` section of a config as an object: what `silodp.train(algorithm=...)` takes.
+
+Example:
+    >>> import silodp
+    >>> options = silodp.algorithms.Spider(rounds=20, step_size=0.3, clip=1.0, clip_difference=0.5)
+    >>> options.name, options.rounds
+    ('spider', 20)
+    >>> "MBPSGMFG" in dir(silodp.algorithms)
+    True
 """
 
 from __future__ import annotations

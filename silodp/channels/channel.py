@@ -87,7 +87,18 @@ class Wishes:
 
 
 class Channel(eqx.Module):
-    """A trust model. `multipliers` holds, by stream, one number for each silo; a plan fills it in."""
+    """A trust model: it answers for itself, from what is checked before a run to what an auditor sees.
+
+    Args:
+        multipliers: by stream, one noise multiplier for each silo; a plan fills it in.
+
+    Example:
+        >>> import silodp
+        >>> silodp.channels.Summed(grid=64).options()
+        {'privacy.trust': 'shuffled', 'algorithm.randomizer': 'pvec', 'algorithm.grid': 64}
+        >>> print(silodp.channels.Untrusted().if_others_collude)
+        unchanged if the server and all other silos collude: the silo's noise is its own
+    """
 
     name: ClassVar[str] = ""
     # For the certificate: what the adversary sees, who has to be honest, and what is left if the others are not.

@@ -87,7 +87,7 @@ class Shuffled(Channel):
         found = registry.find("randomizer", options.randomizer or implied)
         if found is Summed and cls is not Shuffled:
             raise ConfigError(
-                f"algorithm.randomizer = 'pvec': {cls.__name__} sends every record's message; leave it out"
+                f"algorithm.randomizer = 'pvec': {cls.__name__} sends each record's message; leave it out"
             )
         if found is Summed:
             return Summed(**({} if options.grid is None else {"grid": options.grid}), **wishes.own)

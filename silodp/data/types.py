@@ -56,7 +56,19 @@ class SiloData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """The silos of one run. Each note starts with `public` or `not private`."""
+    """The silos of one run.
+
+    Args:
+        source: where the records came from. silos: each one's records. test: records held out, if any.
+        task: classification or regression. classes: the label of class 0, 1, ...; empty for regression.
+        notes: how the records were prepared; each starts with `public` or `not private`.
+
+    Example:
+        >>> import silodp
+        >>> data = silodp.load_data("wbcd", silos=4, test=0.2)
+        >>> data.sizes, data.classes, data.input_shape
+        ((114, 114, 114, 113), ('benign', 'malignant'), (30,))
+    """
 
     source: str
     silos: tuple[SiloData, ...]

@@ -46,7 +46,7 @@ def account(
         ...     algorithm=silodp.algorithms.DPGD(rounds=50), epsilon=1.0, data={"silos": 4, "records": 1000}
         ... )
         >>> [(row["stream"], row["count"], round(row["multiplier"], 2)) for row in told["silos"][0]["releases"]]
-        [('value', 50, 26.4)]
+        [('value', 50, 26.38)]
     """
     config = with_known(*asked(config, data, model, objects))
     plan = planned(config)
