@@ -25,6 +25,7 @@ from silodp.show import (
     console,
     print_account,
     print_algorithm,
+    print_findings,
     print_outcomes,
     print_overview,
     print_selection,
@@ -175,6 +176,26 @@ def audit(
         else:
             console.print(render(rows))
         if any(row.verdict != "ok" for row in rows):
+            raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    part: Annotated[str, typer.Argument(help="an algorithm, trust model, compressor or randomizer: MODULE:CLASS")],
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="an option that the part needs; may be repeated"),
+    ] = None,
+) -> None:
+    """Run the library's own checks on a part from outside; certificates then say that it passed."""
+    from silodp.audit.check import check as execute
+    from silodp.config import toml_value
+
+    with refusals():
+        pairs = [option.partition("=") for option in set or []]
+        findings = execute(part, {key.strip(): toml_value(value.strip()) for key, _, value in pairs})
+        print_findings(findings)
+        if not all(finding.passed for finding in findings):
             raise typer.Exit(1)
 
 

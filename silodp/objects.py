@@ -158,4 +158,4 @@ def refuse_unknown(objects: Mapping[str, Any]) -> None:
 def facts_of(data: FederatedData, parameters: int | None = None) -> Facts:
     """What everybody knows about the data."""
     names = tuple(silo.name for silo in data.silos)
-    return Facts(data.sizes, names, data.input_shape, max(1, len(data.classes)), data.task, parameters)
+    return Facts(data.sizes, names, data.record, max(1, len(data.classes)), data.task, parameters)

@@ -102,7 +102,7 @@ def register(name: str, part: Any, *, kind: str | None = None) -> Any:
         >>> silodp.registry.is_known("algorithm", "tiny-gd")
         True
     """
-    kind = kind or _kind_of(part)
+    kind = kind or kind_of(part)
     if kind not in KINDS:
         raise ConfigError(f"register: kind = {kind!r}: unknown; known: {', '.join(KINDS)}")
     if name in OWN[kind]:
@@ -195,7 +195,8 @@ def _entry_points(kind: str) -> Iterable[metadata.EntryPoint]:
     return metadata.entry_points(group=f"silodp.{kind}s")
 
 
-def _kind_of(part: Any) -> str:
+def kind_of(part: Any) -> str:
+    """What a class or function is: which kind of part it can be registered as."""
     from silodp.channels.channel import Channel
     from silodp.channels.randomizers import Randomizer
     from silodp.compressors import Compressor

@@ -70,6 +70,8 @@ def print_algorithm(row: dict[str, Any]) -> None:
 
 
 def print_summary(summary: dict[str, Any], directory: Path) -> None:
+    from silodp.data.types import Note  # here, because it brings pandas and scikit-learn
+
     table = Table(show_header=False, box=None)
     final = summary["final"]
     guarantee = "none (no noise)"
@@ -97,9 +99,9 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
         console.print("the run diverged: lower algorithm.step_size", style="yellow", markup=False)
     if summary["stamp"]:
         console.print(summary["stamp"], style="yellow", markup=False)
-    for note in summary["preprocessing"]:
-        if note.startswith("not private"):
-            console.print(note, style="yellow", markup=False, soft_wrap=True)
+    for note in map(Note.read, summary["preprocessing"]):
+        if not note.public:
+            console.print(str(note), style="yellow", markup=False, soft_wrap=True)
     console.print(f"files in {directory}", markup=False, soft_wrap=True)
 
 
@@ -165,3 +167,13 @@ def print_outcomes(outcomes: list[Any], best: int, column: str) -> None:
         table.add_row(*(f"{outcome.values[k]:g}" for k in keys), epsilon, last, "best" if i == best else "")
     console.print(table)
     console.print(f"best by {column}: not private: selected on private data", style="yellow", markup=False)
+
+
+def print_findings(findings: list[Any]) -> None:
+    table = Table("trust", "check", "", "")
+    for finding in findings:
+        style = None if finding.passed else "bold red"
+        table.add_row(
+            finding.trust, finding.check, "passed" if finding.passed else "FAILED", finding.words, style=style
+        )
+    console.print(table)

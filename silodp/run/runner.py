@@ -23,8 +23,10 @@ from silodp.models import Model, model_of
 from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
 from silodp.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
+from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
+from silodp.records import as_arrays
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
 from silodp.run.history import History, rows_of
@@ -50,8 +52,7 @@ class Ground:
         facts = facts_of(data)
         model = model or model_of(config.model, facts)
         facts = facts_of(data, parameter_count(model))
-        features, targets, _ = data.stack()
-        records = jax.tree.map(jnp.asarray, (features, targets))
+        records = jax.tree.map(jnp.asarray, data.stack()[:2])
         return Ground(data, facts, build_objective(model, example_record(facts), config.model.engine), records)
 
     def silos(self, plan: Plan) -> Silos:
@@ -67,6 +68,7 @@ class Prepared:
     plan: Plan
     problem: Problem
     setting: Setting
+    bounds: dict[str, str]  # by stream: who vouches for how far a record moves it
 
     @property
     def config(self) -> Config:
@@ -103,8 +105,9 @@ class Run:
     summary: dict[str, Any]
     model: Model
 
-    def predict(self, features: Any) -> jax.Array:
-        return self.model.predict(self.params, jnp.asarray(features))
+    def predict(self, features: Any) -> Any:
+        """Predictions for features as the silos have them: one array, or the same dict or tuple of arrays."""
+        return self.model.predict(self.params, jax.tree.map(jnp.asarray, as_arrays(features, "features")))
 
 
 def prepare(config: Config, data: FederatedData | None = None, model: Model | None = None) -> Prepared:
@@ -127,7 +130,8 @@ def prepared_on(ground: Ground, config: Config) -> Prepared:
     )
     seed = config.run.seed
     x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
-    return Prepared(ground, plan, problem, Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0))
+    setting = Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0)
+    return Prepared(ground, plan, problem, setting, vouched_bounds(plan, ground.objective, ground.records))
 
 
 def train(
@@ -246,7 +250,7 @@ def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress
     seed = plan.config.run.seed if plan.config.run.test_seed else None
     history, began = History(directory), time.perf_counter()
     measured = measurement(prepared)
-    records = [{"features": silo.features, "targets": silo.targets} for silo in prepared.data.silos]
+    records = [silo.named() for silo in prepared.data.silos]
     with message_federation(plan, records, seed) as fed, progress(problem.rounds, 0, described(prepared)) as bar:
         fed.start(x0)
         state, drawn = plan.algorithm.init(x0), x0
@@ -315,7 +319,7 @@ def summary_of(
         "engine": objective.engine,
         "engine_reason": objective.engine_reason,
         "classes": list(prepared.data.classes),
-        "preprocessing": list(prepared.data.notes),
+        "preprocessing": [str(note) for note in prepared.data.notes],
         "timing": timing,
         "versions": versions(),
     }
@@ -325,7 +329,8 @@ def context_of(prepared: Prepared) -> Context:
     config = prepared.config
     real = config.run.mode == "messages" and not config.run.test_seed
     claim = claim_of(config) if config.privacy.calibration == "paper" else None
-    return Context(tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim)
+    outside = tuple(outside_words(prepared.plan))
+    return Context(tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim, prepared.bounds, outside)
 
 
 def source_name(data: FederatedData) -> str:
