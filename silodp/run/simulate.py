@@ -143,10 +143,11 @@ class Chunk:
 
 @dataclass
 class Compiled:
-    """A program ready to run: `advance` and how long compiling took."""
+    """A program ready to run: `advance`, how long compiling took, and whether a sweep's program calls LAPACK."""
 
     advance: Callable[..., Any]
     seconds: float
+    lapack: bool = False
 
 
 def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool) -> Compiled:
@@ -156,8 +157,9 @@ def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool
         settings, carries = eqx.if_array(0), carry_axes(carry)
         axes = (None, settings, carries, None)
         program = eqx.filter_vmap(advance, in_axes=axes, out_axes=(carries, 0), axis_name=SETTINGS)
-    compiled = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, jnp.int32(1)).compile()
-    return Compiled(compiled, time.perf_counter() - began)
+    lowered = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, jnp.int32(1))
+    lapack = sweep and "lapack_" in lowered.as_text()
+    return Compiled(lowered.compile(), time.perf_counter() - began, lapack)
 
 
 def carry_axes(carry: Carry) -> Carry:
