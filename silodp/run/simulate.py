@@ -22,7 +22,7 @@ from silodp.core import SETTINGS, Algorithm, Vector
 from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.run.federation import Ends, Silos, SimulatedFederation, opening
-from silodp.run.measure import measure
+from silodp.run.measure import Wanted, measure
 
 ROWS = 64  # history rows that one call of the compiled program can return
 SECONDS_PER_CALL = 1.0  # progress is shown and a checkpoint taken about this often
@@ -38,6 +38,7 @@ class Problem(eqx.Module):
     every: int = eqx.field(static=True)
     streams: tuple[tuple[str, int], ...] = eqx.field(static=True)  # with the numbers in a release, 0: stays in the silo
     participation: int | None = eqx.field(static=True, default=None)
+    wanted: Wanted | None = eqx.field(static=True, default=None)  # columns beside the usual ones
 
 
 class Setting(eqx.Module):
@@ -102,7 +103,7 @@ def block(problem: Problem, setting: Setting, carry: Carry) -> tuple[Carry, dict
 
 
 def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:
-    row = measure(problem.objective, problem.silos, problem.test, setting.algorithm, carry.state.x)
+    row = measure(problem.objective, problem.silos, problem.test, setting.algorithm, carry.state.x, problem.wanted)
     spent = {
         "bits_up": carry.ends.bits[0],
         "bits_down": carry.ends.bits[1],
@@ -202,13 +203,14 @@ def simulate(
     on_chunk: Callable[[Chunk], None],
     *,
     sweep: bool = False,
+    most: int = ROWS,
 ) -> Carry:
-    """Run to the last round, handing over the rows of each chunk as they come."""
+    """Run to the last round, handing over the rows of each chunk as they come; at most so many in a chunk."""
     done = int(np.max(np.asarray(carry.round)))
     blocks = 1
     while done < problem.rounds:
         left = -(-problem.rounds // problem.every) - done // problem.every
-        blocks = min(blocks, left, ROWS)
+        blocks = min(blocks, left, most)
         began = time.perf_counter()
         carry, rows = compiled.advance(problem, setting, carry, jnp.int32(blocks))
         carry = jax.block_until_ready(carry)
