@@ -1,50 +1,90 @@
-"""silodp: one model across silos, record-level differential privacy, no trusted server needed."""
+"""silodp: one model across silos, record-level differential privacy, no trusted server needed.
+
+`train`, `sweep`, `resume`, `account` and `audit` are what one does; `load_data`, `build_model` and `algorithms` make
+what they take. `Algorithm`, `Channel`, `Compressor`, `Randomizer` and `register` are for parts of one's own.
+"""
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from silodp.config import Config
-    from silodp.data import FederatedData, load_data
-    from silodp.errors import ConfigError
-    from silodp.models import Model, build_model, from_loss
-    from silodp.run.directory import load_model
-    from silodp.run.runner import Run, resume, train
-    from silodp.run.sweep import sweep
+    from silodp import algorithms as algorithms
+    from silodp import channels as channels
+    from silodp.audit import audit as audit
+    from silodp.channels import Channel as Channel
+    from silodp.channels import Randomizer as Randomizer
+    from silodp.compressors import Compressor as Compressor
+    from silodp.config import Config as Config
+    from silodp.core import Algorithm as Algorithm
+    from silodp.core import Federation as Federation
+    from silodp.core import Public as Public
+    from silodp.core import Release as Release
+    from silodp.core import Silo as Silo
+    from silodp.data import FederatedData as FederatedData
+    from silodp.data import load_data as load_data
+    from silodp.errors import ConfigError as ConfigError
+    from silodp.facts import Facts as Facts
+    from silodp.facts import Stream as Stream
+    from silodp.models import Model as Model
+    from silodp.models import build_model as build_model
+    from silodp.models import from_loss as from_loss
+    from silodp.plan.account import account as account
+    from silodp.plan.plan import Plan as Plan
+    from silodp.registry import register as register
+    from silodp.run.directory import load_model as load_model
+    from silodp.run.runner import Run as Run
+    from silodp.run.runner import resume as resume
+    from silodp.run.runner import train as train
+    from silodp.run.sweep import sweep as sweep
 
-# Loaded on first use: a shuffler process or `silodp --help` needs no JAX.
+# The public names and where they live. Loaded on first use: a shuffler process or `silodp --help` needs no JAX.
 _HOMES = {
-    "Config": "silodp.config",
-    "ConfigError": "silodp.errors",
-    "FederatedData": "silodp.data",
-    "Model": "silodp.models",
-    "Run": "silodp.run.runner",
-    "build_model": "silodp.models",
-    "from_loss": "silodp.models",
+    "train": "silodp.run.runner",
+    "sweep": "silodp.run.sweep",
+    "resume": "silodp.run.runner",
+    "account": "silodp.plan.account",
+    "audit": "silodp.audit",
     "load_data": "silodp.data",
     "load_model": "silodp.run.directory",
-    "resume": "silodp.run.runner",
-    "sweep": "silodp.run.sweep",
-    "train": "silodp.run.runner",
+    "build_model": "silodp.models",
+    "from_loss": "silodp.models",
+    "register": "silodp.registry",
+    "Algorithm": "silodp.core",
+    "Channel": "silodp.channels",
+    "Compressor": "silodp.compressors",
+    "Config": "silodp.config",
+    "ConfigError": "silodp.errors",
+    "Facts": "silodp.facts",
+    "FederatedData": "silodp.data",
+    "Federation": "silodp.core",
+    "Model": "silodp.models",
+    "Plan": "silodp.plan.plan",
+    "Public": "silodp.core",
+    "Randomizer": "silodp.channels",
+    "Release": "silodp.core",
+    "Run": "silodp.run.runner",
+    "Silo": "silodp.core",
+    "Stream": "silodp.facts",
+    "algorithms": "silodp.algorithms",
+    "channels": "silodp.channels",
 }
 
-__all__ = [
-    "Config",
-    "ConfigError",
-    "FederatedData",
-    "Model",
-    "Run",
-    "build_model",
-    "from_loss",
-    "load_data",
-    "load_model",
-    "resume",
-    "sweep",
-    "train",
-]
+try:
+    __version__ = metadata.version("silodp")
+except metadata.PackageNotFoundError:  # a clone that was put on the path
+    __version__ = "0+unknown"
+
+__all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'silodp' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    # A folder of that name is the public name itself (silodp.audit may be called): importing it binds the folder.
+    return home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

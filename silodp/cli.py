@@ -1,4 +1,7 @@
-"""The command line: demo, run, sweep, resume, show, list, account, audit, reproduce."""
+"""The command line: demo, run, sweep, resume, show, list, account, audit, reproduce.
+
+What needs JAX is imported inside a command, after the config has been read and accepted.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,29 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from silodp import __version__, registry
 from silodp.config import load_config
 from silodp.errors import ConfigError, Refused
 from silodp.run.directory import RunDirectory, is_resumable, new_path, refuse_existing
 from silodp.show import (
     MESSAGES,
+    algorithm_row,
     console,
     print_account,
     print_algorithm,
+    print_findings,
     print_outcomes,
+    print_overview,
     print_selection,
     print_summary,
 )
 
 app = typer.Typer(
-    help="Train one model across silos with record-level differential privacy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -63,18 +69,34 @@ def complain(line: str) -> None:
     errors.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
+def print_version(asked: bool) -> None:
+    if asked:
+        print(f"silodp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train one model across silos with record-level differential privacy."""
+
+
 @app.command()
 def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Train as CONFIG.toml says and write a run directory."""
-    from silodp.data import read_data
-    from silodp.run.progress import bars
-    from silodp.run.runner import source_name
-    from silodp.run.runner import train as execute
-
     with refusals():
         parsed = load_config(config, set)
         refuse_existing(out)
+        from silodp.data import read_data
+
         data = read_data(parsed.data)
+        from silodp.run.progress import bars
+        from silodp.run.runner import source_name
+        from silodp.run.runner import train as execute
+
         directory = out or new_path(parsed, f"{parsed.algorithm.name}-{source_name(data)}")
         with refusals(directory):
             finished = execute(parsed, data=data, out=directory, progress=bars(console))
@@ -84,10 +106,11 @@ def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
 @app.command()
 def resume(directory: Annotated[Path, typer.Argument(help="directory of a stopped run")]) -> None:
     """Continue a stopped run; the result is that of an unbroken one."""
-    from silodp.run.progress import bars
-    from silodp.run.runner import resume as execute
-
     with refusals(directory):
+        RunDirectory.open(directory)
+        from silodp.run.progress import bars
+        from silodp.run.runner import resume as execute
+
         finished = execute(directory, progress=bars(console))
         print_summary(finished.summary, finished.directory)
 
@@ -95,16 +118,17 @@ def resume(directory: Annotated[Path, typer.Argument(help="directory of a stoppe
 @app.command()
 def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Run the grid of CONFIG.toml's sweep section in one compiled program (or one per program shape)."""
-    from silodp.data import read_data
-    from silodp.run.progress import bars
-    from silodp.run.selection import save_selection, select_privately
-    from silodp.run.sweep import best_of, save_sweep, source_name
-    from silodp.run.sweep import sweep as execute
-
     with refusals():
         parsed = load_config(config, set)
         refuse_existing(out)
+        from silodp.data import read_data
+
         data = read_data(parsed.data)
+        from silodp.run.progress import bars
+        from silodp.run.selection import save_selection, select_privately
+        from silodp.run.sweep import best_of, save_sweep, source_name
+        from silodp.run.sweep import sweep as execute
+
         if parsed.sweep.private_trials is not None:
             chosen = select_privately(parsed, data=data, progress=bars(console))
             directory = save_selection(parsed, chosen, source_name(data), out)
@@ -139,10 +163,13 @@ def audit(
     json_: AsJson = False,
 ) -> None:
     """Attack the library's own code with canary records and compare what leaks with what the plan claims."""
-    from silodp.audit import audit as execute
-    from silodp.audit import plain, render
-
     with refusals():
+        for kind, given in (("algorithm", algorithm), ("channel", trust)):
+            if given is not None:
+                registry.check(kind, given)
+        from silodp.audit import audit as execute
+        from silodp.audit import plain, render
+
         rows = execute(algorithm and [algorithm], trust and [trust])
         if json_:
             print(json.dumps(plain(rows), indent=2))
@@ -152,37 +179,56 @@ def audit(
             raise typer.Exit(1)
 
 
-@app.command("list")
-def list_(json_: AsJson = False) -> None:
-    """List algorithms, trust models, models, datasets and partitions."""
-    from silodp.algorithms import REGISTRY
-    from silodp.data import DATASETS, PARTITIONS
-    from silodp.models import KINDS
+@app.command()
+def check(
+    part: Annotated[str, typer.Argument(help="an algorithm, trust model, compressor or randomizer: MODULE:CLASS")],
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="an option that the part needs; may be repeated"),
+    ] = None,
+) -> None:
+    """Run the library's own checks on a part from outside; certificates then say that it passed."""
+    from silodp.audit.check import check as execute
+    from silodp.config import toml_value
 
-    rows = [
-        {
-            "name": name,
-            "trust": list(entry.trusts or ()),
-            "private": entry.private,
-            "summary": entry.summary,
-            "paper": entry.paper,
-            "proved": entry.proved,
-            "rate": entry.rate,
-            "gradients_per_round": entry.cost,
-            "bits_per_round": entry.bits,
-        }
-        for name, entry in REGISTRY.items()
-    ]
-    if json_:
-        tree = {"algorithms": rows, "models": KINDS, "datasets": sorted(DATASETS), "partitions": sorted(PARTITIONS)}
-        print(json.dumps(tree, indent=2))
-        return
-    for row in rows:
-        print_algorithm(row)
-    console.print(MESSAGES, markup=False, highlight=False)
-    console.print(f"models: {', '.join(KINDS)}", markup=False)
-    console.print(f"datasets: {', '.join(sorted(DATASETS))}", markup=False)
-    console.print(f"partitions: {', '.join(sorted(PARTITIONS))}", markup=False)
+    with refusals():
+        pairs = [option.partition("=") for option in set or []]
+        findings = execute(part, {key.strip(): toml_value(value.strip()) for key, _, value in pairs})
+        print_findings(findings)
+        if not all(finding.passed for finding in findings):
+            raise typer.Exit(1)
+
+
+@app.command("list")
+def list_(
+    name: Annotated[str | None, typer.Argument(help="an algorithm: its paper, theorems, rate and costs")] = None,
+    json_: AsJson = False,
+) -> None:
+    """List algorithms by family, trust models, models, datasets and partitions, or describe one algorithm."""
+    with refusals():
+        if name is None and not json_:
+            print_overview()
+            return
+        names = registry.names("algorithm") if name is None else [name]
+        for each in names:
+            registry.check("algorithm", each)
+        from silodp.algorithms import find
+
+        rows = [algorithm_row(each, find(each)) for each in names]
+        if json_:
+            print(json.dumps(rows[0] if name else listed(rows), indent=2))
+            return
+        print_algorithm(rows[0])
+        console.print(MESSAGES, markup=False, highlight=False)
+
+
+def listed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "algorithms": rows,
+        "models": registry.names("model"),
+        "datasets": sorted(registry.DATASETS),
+        "partitions": sorted(registry.PARTITIONS),
+    }
 
 
 @app.command()
@@ -193,11 +239,11 @@ def account(
     plot: Annotated[Path | None, typer.Option(help="draw delta(epsilon) to this PNG file")] = None,
 ) -> None:
     """The noise for a target epsilon, or the epsilon of given noise; needs no data, only silos and their sizes."""
-    from silodp.plan.account import account as compute
-    from silodp.plan.account import draw_curves
-
     with refusals():
         parsed = load_config(config, set)
+        from silodp.plan.account import account as compute
+        from silodp.plan.account import draw_curves
+
         result = compute(parsed)
         if plot is not None:
             draw_curves(parsed, plot)

@@ -234,9 +234,13 @@ class Silo:
         rule = Full() if batch is None else batch
         return rule if isinstance(rule, Batch) else rule.draw(self, self.channel.batch_name(stream), step)
 
-    def privatise(self, answer: RecordMean, step: Any = 0) -> Vector:
+    def privatise(self, answer: RecordMean | Release, step: Any = 0) -> Vector:
         """A local step's clipped mean with this silo's own noise: a release of its own, counted."""
-        return self.channel.privatise_local(answer.release(), self, step)
+        release = answer if isinstance(answer, Release) else answer.release()
+        return self.channel.privatise_local(release, self, step)
+
+    def saw(self, release: Release, noised: Vector) -> None:
+        """For an auditor's silo, which looks at every release with its noise; a real one keeps nothing of it."""
 
     def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         """`yes()` or a cheap `no()`, with the work done inside counted.

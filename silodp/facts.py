@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 
+from silodp import records
 from silodp.randomness import SERVER, Randomness, SeededRandomness, party_key
+from silodp.records import Description, Kind
 from silodp.sampling import BatchRule
 
 Silos = tuple[int, ...]
@@ -24,7 +26,7 @@ class Facts:
 
     sizes: Silos
     names: tuple[str, ...]
-    input_shape: tuple[int, ...] = ()
+    record: tuple[Description, Description] | None = None  # features, targets (silodp.records); None: no data yet
     outputs: int = 1  # classes, or 1 for a number
     task: str = "regression"
     parameters: int | None = None  # d; None where no model is known yet
@@ -35,8 +37,10 @@ class Facts:
     scheduled: bool = False  # who takes part is fixed beforehand, and only that is charged
 
     def __post_init__(self) -> None:
-        for field in ("sizes", "names", "input_shape", "weights"):  # JSON brings lists
+        for field in ("sizes", "names", "weights"):  # JSON brings lists
             object.__setattr__(self, field, tuple(getattr(self, field)))
+        if self.record is not None:
+            object.__setattr__(self, "record", records.checked(self.record))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,6 +55,19 @@ class Facts:
     @property
     def silos(self) -> int:
         return len(self.sizes)
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Type and shape of every array of a record, by name: features or features/..., targets or targets/..."""
+        return {} if self.record is None else records.kinds(self.record)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of a record's features, where they are one array."""
+        if "features" not in self.kinds:
+            named = ", ".join(self.kinds) or "unknown"
+            raise ValueError(f"input_shape: the features are not one array (the record: {named}); see facts.record")
+        return self.kinds["features"].shape
 
     @property
     def answering(self) -> int:

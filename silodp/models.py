@@ -1,7 +1,8 @@
 """Models: initial parameters, the loss of one record, predictions, and a metric.
 
-A record is (features, target). All kinds are built on `silodp.gradients.dense` and `conv2d`, so that the structured
-engine takes them. Parameters are a dictionary of layers, each {"weight": ..., "bias": ...}.
+A record is (features, target); for a model from `from_loss`, each may be a dict or tuple of arrays. All kinds are built
+on `silodp.gradients.dense` and `conv2d`, so that the structured engine takes them. Parameters are a dictionary of
+layers, each {"weight": ..., "bias": ...}.
 
 | kind | scores | loss of one record | metric |
 |---|---|---|---|
@@ -54,36 +55,51 @@ class Model:
     name: str
     init: Callable[[Key[Array, ""]], PyTree]
     loss: Callable[[PyTree, PyTree], Float[Array, ""]]
-    scores: Callable[[PyTree, Array], Array] | None = None
+    scores: Callable[[PyTree, PyTree], PyTree[Array]] | None = None
     metric: str | None = None  # "accuracy" or "mse"
 
-    def predict(self, params: PyTree, features: Float[Array, "n ..."]) -> Array:
+    def predict(self, params: PyTree, features: PyTree[Array]) -> PyTree[Array]:
         """Class numbers (0/1 for one score) if the metric is accuracy, else the scores themselves."""
         if self.scores is None:
             raise ValueError(f"scores: model {self.name!r} was given a loss only; it cannot predict")
         scores = jax.vmap(partial(self.scores, params))(features)
-        if self.metric != "accuracy":
-            return scores
-        return jnp.argmax(scores, axis=-1) if scores.ndim == 2 else (scores > 0).astype(jnp.int32)
+        return jax.tree.map(_class_numbers, scores) if self.metric == "accuracy" else scores
 
-    def evaluate(self, params: PyTree, features: Float[Array, "n ..."], targets: Array) -> Float[Array, ""]:
-        """Accuracy, or the mean squared error."""
+    def evaluate(self, params: PyTree, features: PyTree[Array], targets: PyTree[Array]) -> Float[Array, ""]:
+        """Accuracy, or the mean squared error; of several targets, the mean of theirs."""
         predicted = self.predict(params, features)
-        if self.metric == "accuracy":
-            # A label of -1 means the same as 0.
-            return jnp.mean(predicted == jnp.maximum(targets, 0))
-        return jnp.mean(jnp.square(predicted - targets.reshape(predicted.shape)))
+        if jax.tree.structure(predicted) != jax.tree.structure(targets):
+            raise ValueError(f"scores: model {self.name!r} must give the same dict or tuple as the targets are")
+        measured = _right if self.metric == "accuracy" else _squared_error
+        each = jax.tree.leaves(jax.tree.map(measured, predicted, targets))
+        return sum(each[1:], each[0]) / jnp.float32(len(each))
+
+
+def _class_numbers(scores: Array) -> Array:
+    return jnp.argmax(scores, axis=-1) if scores.ndim == 2 else (scores > 0).astype(jnp.int32)
+
+
+def _right(predicted: Array, targets: Array) -> Array:
+    # A label of -1 means the same as 0.
+    return jnp.mean(predicted == jnp.maximum(targets, 0))
+
+
+def _squared_error(predicted: Array, targets: Array) -> Array:
+    return jnp.mean(jnp.square(predicted - targets.reshape(predicted.shape)))
 
 
 def from_loss(
     loss: Callable[[PyTree, PyTree], Float[Array, ""]],
     init: Callable[[Key[Array, ""]], PyTree],
     *,
-    scores: Callable[[PyTree, Array], Array] | None = None,
+    scores: Callable[[PyTree, PyTree], PyTree[Array]] | None = None,
     metric: str | None = None,
     name: str = "user",
 ) -> Model:
-    """A model from any differentiable loss(params, record) on a pytree."""
+    """A model from any differentiable loss(params, record) on pytrees; a record is (features, targets).
+
+    scores(params, features) gives what `predict` returns: for several targets, in the same dict or tuple as these.
+    """
     if metric not in (None, "accuracy", "mse"):
         raise ValueError(f"metric: {metric!r} is not accuracy or mse")
     if (scores is None) != (metric is None):
@@ -139,6 +155,7 @@ def model_of(options: ModelConfig, facts: Facts) -> Model:
     try:
         if not registry.is_own("model", options.kind):
             return _from_outside(options.kind, found, facts)
+        _check_record(options.kind, facts)
         given = options.model_dump(include={"activation", "loss", "regulariser", "bias", "initial", "initial_scale"})
         inputs = facts.input_shape[0] if len(facts.input_shape) == 1 else facts.input_shape
         return build_model(
@@ -148,6 +165,16 @@ def model_of(options: ModelConfig, facts: Facts) -> Model:
         raise
     except ValueError as error:
         raise ConfigError(f"model.{error}") from None
+
+
+def _check_record(kind: str, facts: Facts) -> None:
+    target = facts.kinds.get("targets")
+    if len(facts.kinds) != 2 or "features" not in facts.kinds or target is None or target.shape:
+        arrays = ", ".join(f"{name} {of}" for name, of in facts.kinds.items()) or "nothing known"
+        raise ValueError(
+            f"kind: {kind!r} takes one array of features and one number as target, a record here has {arrays}; "
+            "give a model of your own: model.kind = 'MODULE:FUNCTION', or silodp.from_loss"
+        )
 
 
 def _from_outside(kind: str, function: Callable[[Facts], Model], facts: Facts) -> Model:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from silodp.facts import Facts
 from silodp.gradients import clipped_sum, engine_for, per_record, record_factors, sum_factors
 from silodp.models import Model
+from silodp.records import map_parts
 
 Vector = Float[Array, " d"]
 
@@ -101,9 +102,11 @@ def parameter_count(model: Model) -> int:
 
 
 def example_record(facts: Facts) -> PyTree:
-    """A record of the right shape, for tracing."""
-    target = jnp.zeros((), jnp.int32 if facts.task == "classification" else jnp.float32)
-    return jnp.zeros(facts.input_shape, jnp.float32), target
+    """A record of the right shapes and types, for tracing."""
+    if facts.record is None:
+        raise ValueError("facts.record is unknown: a plan made without data cannot be run")
+    kinds = facts.kinds
+    return map_parts(lambda name, _: jnp.zeros(kinds[name].shape, kinds[name].dtype), facts.record)
 
 
 def build_objective(model: Model, record: PyTree, engine: str = "auto") -> ModelObjective:

@@ -44,6 +44,17 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "psgm": ("mb-psgm", "ce-psgm", "mb-psgm-fg", "ce-psgm-fg"),
 }  # fmt: skip
 
+# What the methods of a family have in common.
+SENTENCES = {
+    "gradient": "the server takes a step along a noised gradient in every round (gd, mb-sgd: without noise)",
+    "local": "silos take noised steps of their own and the server averages their models",
+    "differences": "noise goes on what changed since the last point, with a fresh gradient every `restart` rounds",
+    "svrg": "noise goes on the difference to an anchor, for losses with any prox",
+    "soteria": "noised messages are compressed before they are sent (ldp-sgd, ldp-svrg: the same, uncompressed)",
+    "mu2": "convex losses: one pass over the records with corrected momentum, on a ball",
+    "psgm": "momentum is built from noised differences, with or without local steps",
+}
+
 OWN: dict[str, dict[str, str]] = {
     "algorithm": {name: f"silodp.algorithms.{family}:ENTRIES" for family, all_ in FAMILIES.items() for name in all_},
     "channel": {
@@ -64,6 +75,10 @@ OWN: dict[str, dict[str, str]] = {
     },
     "model": dict.fromkeys(("linear", "ridge", "logistic", "softmax", "mlp", "cnn"), "silodp.models:build_model"),
 }
+
+# Named data and ways to divide it: here too, so that they are listed without pandas (tests compare).
+DATASETS = ("wbcd", "mnist", "a9a", "california", "gas-turbine", "blogfeedback", "covtype", "kddcup99", "cifar10")
+PARTITIONS = ("iid", "by-label", "by-class", "label-pairs", "label-pairs-shared", "dirichlet", "round-robin")
 
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 _allowed: set[str] | None = None  # of names from outside; None: all
@@ -87,7 +102,7 @@ def register(name: str, part: Any, *, kind: str | None = None) -> Any:
         >>> silodp.registry.is_known("algorithm", "tiny-gd")
         True
     """
-    kind = kind or _kind_of(part)
+    kind = kind or kind_of(part)
     if kind not in KINDS:
         raise ConfigError(f"register: kind = {kind!r}: unknown; known: {', '.join(KINDS)}")
     if name in OWN[kind]:
@@ -170,7 +185,8 @@ def _entry_points(kind: str) -> Iterable[metadata.EntryPoint]:
     return metadata.entry_points(group=f"silodp.{kind}s")
 
 
-def _kind_of(part: Any) -> str:
+def kind_of(part: Any) -> str:
+    """What a class or function is: which kind of part it can be registered as."""
     from silodp.channels.channel import Channel
     from silodp.channels.randomizers import Randomizer
     from silodp.compressors import Compressor

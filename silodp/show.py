@@ -4,16 +4,57 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+from silodp import registry
+
+if TYPE_CHECKING:
+    from silodp.algorithms.entry import Entry
 
 console = Console()
 
 MESSAGES = """bits of one message: 32 d; with a compressor (untrusted) rand-k 32 k + 64, natural 9 d, qsgd
 ceil(log2(2 levels + 1)) d + 32; through a shuffler, a message for every record of the round
 n: records of a silo, b: batch, K: local steps, R: rounds, N: silos, d: parameters"""
+
+
+def print_overview() -> None:
+    """All names, from the registry alone: no family's file is imported."""
+    for family, names in registry.FAMILIES.items():
+        told(f"{family}: {registry.SENTENCES[family]}\n  {', '.join(names)}")
+    outside = [name for name in registry.names("algorithm") if not registry.is_own("algorithm", name)]
+    if outside:
+        told(f"from outside:\n  {', '.join(outside)}")
+    for title, kind in (("trust models", "channel"), *((f"{kind}s", kind) for kind in OTHER_KINDS)):
+        told(f"{title}: {', '.join(registry.names(kind))}")
+    told(f"datasets: {', '.join(registry.DATASETS)}")
+    told(f"partitions: {', '.join(registry.PARTITIONS)}")
+    told("`silodp list NAME` says more about an algorithm: paper, theorems, rate and costs.")
+
+
+OTHER_KINDS = ("compressor", "randomizer", "model")
+
+
+def told(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def algorithm_row(name: str, entry: Entry) -> dict[str, Any]:
+    """An algorithm's entry as plain data."""
+    return {
+        "name": name,
+        "trust": list(registry.names("channel") if entry.trusts is None else entry.trusts),
+        "private": entry.private,
+        "summary": entry.summary,
+        "paper": entry.paper,
+        "proved": dict(entry.proved),
+        "rate": entry.rate,
+        "gradients_per_round": entry.cost,
+        "bits_per_round": entry.bits,
+    }
 
 
 def print_algorithm(row: dict[str, Any]) -> None:
@@ -25,10 +66,12 @@ def print_algorithm(row: dict[str, Any]) -> None:
     lines += [f"  rate: {row['rate']}"] if row["rate"] else []
     lines.append(f"  a silo's round: record gradients {row['gradients_per_round']}; bits up {row['bits_per_round']}")
     console.print(f"[bold]{row['name']}[/bold]: {row['summary']}", highlight=False)
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    told("\n".join(lines))
 
 
 def print_summary(summary: dict[str, Any], directory: Path) -> None:
+    from silodp.data.types import Note  # here, because it brings pandas and scikit-learn
+
     table = Table(show_header=False, box=None)
     final = summary["final"]
     guarantee = "none (no noise)"
@@ -56,9 +99,9 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
         console.print("the run diverged: lower algorithm.step_size", style="yellow", markup=False)
     if summary["stamp"]:
         console.print(summary["stamp"], style="yellow", markup=False)
-    for note in summary["preprocessing"]:
-        if note.startswith("not private"):
-            console.print(note, style="yellow", markup=False, soft_wrap=True)
+    for note in map(Note.read, summary["preprocessing"]):
+        if not note.public:
+            console.print(str(note), style="yellow", markup=False, soft_wrap=True)
     console.print(f"files in {directory}", markup=False, soft_wrap=True)
 
 
@@ -96,7 +139,7 @@ def print_account(result: dict[str, Any]) -> None:
         console.print(result["note"], markup=False)
     paper = result["paper"]
     if paper is not None and not paper["admissible"]:
-        console.print(f"the paper's own noise ({paper['formula']}) does not exist here:", markup=False)
+        console.print(f"{paper['formula']}: the paper's conditions admit no noise level here:", markup=False)
         for reason in paper["reasons"]:
             console.print(f"  {reason}", markup=False)
     elif paper is not None:
@@ -131,3 +174,13 @@ def print_outcomes(outcomes: list[Any], best: int, column: str) -> None:
         table.add_row(*(shown(outcome.values[k]) for k in keys), epsilon, last, "best" if i == best else "")
     console.print(table)
     console.print(f"best by {column}: not private: selected on private data", style="yellow", markup=False)
+
+
+def print_findings(findings: list[Any]) -> None:
+    table = Table("trust", "check", "", "")
+    for finding in findings:
+        style = None if finding.passed else "bold red"
+        table.add_row(
+            finding.trust, finding.check, "passed" if finding.passed else "FAILED", finding.words, style=style
+        )
+    console.print(table)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from silodp.algorithms import REGISTRY
-from silodp.build import Assembled
 from silodp.config import Config, parse_config
+from silodp.plan.plan import Plan
 
 ROUNDS = 6
 OPTIONS: dict[str, dict[str, Any]] = {name: entry.example for name, entry in REGISTRY.items()}
-CASES = [(name, trust) for name, entry in REGISTRY.items() for trust in entry.trusts]
+CASES = [(name, trust) for name, entry in REGISTRY.items() for trust in entry.trusts or ()]
 
 
 def first_of_its_kind() -> set[tuple[str, str]]:
@@ -52,7 +52,7 @@ def case(name: str, trust: str, *, rounds: int = ROUNDS, private: bool = True, *
     return parse_config(tree)
 
 
-def with_test_seed(parts: Assembled) -> Assembled:
-    """A silo takes a seed only when the config says that the run is a test."""
-    run = parts.config.run.model_copy(update={"mode": "messages", "test_seed": True})
-    return dataclasses.replace(parts, config=parts.config.model_copy(update={"run": run}))
+def with_test_seed(plan: Plan) -> Plan:
+    """The same run in message mode. A silo takes a seed only when the config says that the run is a test."""
+    run = plan.config.run.model_copy(update={"mode": "messages", "test_seed": True})
+    return replace(plan, config=plan.config.model_copy(update={"run": run}))

@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from silodp.plan.account import account
 from silodp.cli import app
 from silodp.config import Config, ConfigError, parse_config, to_toml
+from silodp.plan.account import account
 
 TEN = {"silos": 10, "records": 1651}
 A9A = {"silos": 10, "records": 3256}
@@ -116,12 +116,18 @@ def test_a_budget_stops_the_run_before_it_is_exceeded():
         ({}, "privacy.epsilon is missing"),
         ({"multipliers": {"values": 1.0}}, "privacy.multipliers.values"),
         ({"epsilon": 1.0, "calibration": "paper", "trust": "trusted", "split": "optimal"}, "missing"),
-        ({"epsilon": 1.0, "mask_amplification": True}, "model.parameters is missing"),
+        ({"epsilon": 1.0, "mask_amplification": True}, "privacy.mask_amplification = true: needs"),
     ],
 )
 def test_refusals(privacy, named):
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
         account(config("diff2-gd", TEN, privacy, restart=20))
+
+
+def test_masks_hide_a_part_of_a_known_number_of_coordinates():
+    masked = {"epsilon": 1.0, "mask_amplification": True}
+    with pytest.raises(ConfigError, match=r"model\.parameters is missing"):
+        account(config("diff2-gd", TEN, masked, restart=20, compressor="rand-k", keep=3))
 
 
 def test_the_command_prints_json_a_table_and_a_figure(tmp_path):

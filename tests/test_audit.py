@@ -13,18 +13,18 @@ from typer.testing import CliRunner
 
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.differences import RecursiveDifference
-from silodp.audit import attack, audit, canaries, table
+from silodp.audit import attack, audit, canaries, shuffled, table
 from silodp.audit.table import BLIND, EXCEEDED, OK, REPEATED, Row
-from silodp.channels import UntrustedServer, gaussian
-from silodp.channels import options as channel_options
-from silodp.channels.gaussian import evaluated
+from silodp.channels import Summed, Untrusted, channel, pvec, trusted
+from silodp.channels.channel import Form, evaluated
+from silodp.channels.randomizers import Duchi, PrivUnitG
 from silodp.cli import app
 from silodp.compressors import RandK
-from silodp.config import ConfigError
 from silodp.core import RecordMean, Release
-from silodp.run import federation
-from silodp.channels.randomizers import Duchi, PrivUnitG
 from silodp.deploy.shuffler import Shuffler
+from silodp.errors import ConfigError
+from silodp.randomness import party_key
+from silodp.run import federation
 
 
 def audited(name: str, trust: str = "untrusted") -> Row:
@@ -57,7 +57,8 @@ def test_every_algorithm_and_channel_passes():
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_no_noise_is_caught(monkeypatch, trust):
-    monkeypatch.setattr(gaussian, "privatise", lambda release, *_: release.value)
+    for module in (channel, trusted):  # a silo's own noise and the server's
+        monkeypatch.setattr(module, "privatise", lambda release, *_: release.value)
     assert audited("dp-gd", trust).verdict == EXCEEDED
 
 
@@ -70,7 +71,7 @@ def test_noise_for_all_silos_records_is_caught(monkeypatch):
         shrunk = Release(release.value, release.bound / silos, release.stream)
         return self.privatise_local(shrunk, silo), memory
 
-    monkeypatch.setattr(UntrustedServer, "send", send)
+    monkeypatch.setattr(Untrusted, "send", send)
     assert audited("dp-gd").verdict == EXCEEDED
 
 
@@ -88,7 +89,7 @@ def test_forgotten_factor_two_of_replacement_is_caught(monkeypatch, name, trust)
 
 def test_clipping_the_mean_is_caught(monkeypatch):
     def release(self):
-        total = self.objective.clipped_sum(self.points, self.coefficients, self.batch.records, self.batch.weights, None)
+        total = self.vectors.clipped_sum(self.batch.records, self.batch.weights, None)
         mean = total / self.batch.divisor
         clipped = mean * jnp.minimum(1.0, self.clip / jnp.linalg.norm(mean))
         return Release(clipped, 2 * self.clip / self.batch.divisor, self.stream)
@@ -97,18 +98,22 @@ def test_clipping_the_mean_is_caught(monkeypatch):
     assert audited("dp-gd").verdict == EXCEEDED
 
 
+def with_keys(monkeypatch, mutant) -> None:
+    """`mutant(key, round, index)` in the place of `party_key`, wherever its name is bound."""
+    for module in (federation, shuffled):
+        monkeypatch.setattr(module, "party_key", mutant)
+
+
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_a_key_used_in_two_rounds_is_caught(monkeypatch, trust):
-    honest = federation.silo_key
-    monkeypatch.setattr(federation, "silo_key", lambda key, round, index: honest(key, jnp.maximum(round, 1), index))
+    with_keys(monkeypatch, lambda key, round, index: party_key(key, jnp.maximum(round, 1), index))
     row = audited("dp-gd", trust)
     assert row.verdict in (REPEATED, EXCEEDED)
     assert row.noise_correlation_rounds > 0.99
 
 
 def test_a_key_used_by_two_silos_is_caught(monkeypatch):
-    honest = federation.silo_key
-    monkeypatch.setattr(federation, "silo_key", lambda key, round, index: honest(key, round, jnp.minimum(index, 0)))
+    with_keys(monkeypatch, lambda key, round, index: party_key(key, round, jnp.minimum(index, 0)))
     row = audited("dp-gd")
     assert row.verdict == REPEATED
     assert row.noise_correlation_silos is not None and row.noise_correlation_silos > 0.99
@@ -155,7 +160,7 @@ def test_steady_canaries_alone_would_miss_each_gradient_clipped(monkeypatch):
 
 
 def test_a_mask_that_hides_nothing_is_caught(monkeypatch):
-    case = table.Case("soteria-gd", "untrusted", masked=True)
+    case = table.Case("soteria-gd", "untrusted", Form({"privacy.mask_amplification": True}))
     clean = table.audit_run(case, 0)
     assert clean.verdict == OK
     assert clean.measured_mu > 0.3 * clean.claim_mu
@@ -189,17 +194,16 @@ def test_a_shuffler_that_keeps_the_order_is_caught(monkeypatch):
 
 
 def test_a_randomizer_that_repeats_its_coins_is_caught(monkeypatch):
-    honest = federation.silo_key
-    monkeypatch.setattr(federation, "silo_key", lambda key, round, index: honest(key, round * 0, index))
+    with_keys(monkeypatch, lambda key, round, index: party_key(key, round * 0, index))
     assert audited("dp-gd", "shuffled").verdict == REPEATED
 
 
 def test_sums_with_too_few_coins_are_caught(monkeypatch):
     assert audited("sdp-prox-sgd", "shuffled").verdict == OK
-    honest = channel_options.gaussian_multiplier
-    monkeypatch.setattr(channel_options, "check_tail", lambda *_: None)
-    monkeypatch.setattr(channel_options, "sensitivity", lambda levels, dimension: levels / 2)
-    monkeypatch.setattr(channel_options, "gaussian_multiplier", lambda *given: 3 * honest(*given))
+    honest = pvec.gaussian_multiplier
+    monkeypatch.setattr(Summed, "_check_tail", lambda *_: None)
+    monkeypatch.setattr(pvec, "sensitivity", lambda levels, dimension: levels / 2)
+    monkeypatch.setattr(pvec, "gaussian_multiplier", lambda *given: 3 * honest(*given))
     assert audited("sdp-prox-sgd", "shuffled").verdict == EXCEEDED
 
 
@@ -277,7 +281,7 @@ def test_command_prints_json_and_fails_when_a_claim_is_exceeded(monkeypatch):
 
 @pytest.mark.parametrize(
     ("names", "trusts", "words"),
-    [(["gd"], None, "adds no noise"), (["nope"], None, "unknown"), (None, ["blind"], "or shuffled"),
+    [(["gd"], None, "adds no noise"), (["nope"], None, "unknown"), (None, ["blind"], "blind.*shuffled"),
      (["soteria-gd"], ["trusted"], "runs under untrusted")],
 )  # fmt: skip
 def test_what_cannot_be_audited_is_refused(names, trusts, words):

@@ -4,20 +4,19 @@ declared releases = counted ones; noise 0 and clip infinite = the textbook metho
 from __future__ import annotations
 
 import functools
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from silodp.channels import BinomialServer, ShuffledServer
+from silodp.channels import Summed
 from silodp.config import Config
 from silodp.data import FederatedData
+from silodp.deploy.coordinator import MessageFederation, joined
 from silodp.plan.certificate import settle
 from silodp.run.directory import RunDirectory
-from silodp.deploy.coordinator import MessageFederation, set_up
-from silodp.run.runner import Prepared, prepare, rows_of
-from silodp.run.shuffling import ShufflerProcess, agreed_terms
+from silodp.run.history import rows_of
+from silodp.run.runner import Prepared, prepare
 from silodp.run.simulate import Carry, Compiled, begin, compile_run, simulate
 from tests.cases import CASES, OPTIONS, ROUNDS, case, once_each, with_test_seed
 from tests.conftest import made_data
@@ -69,9 +68,9 @@ def test_runs_and_releases_what_it_declares(name, trust):
     assert done.rows[-1]["bits_up"] > 0
     account = done.last.ends.accounts
     for silo in range(len(DATA.silos)):
-        for stream in done.prepared.parts.releases(silo):
+        for stream in done.prepared.plan.releases(silo):
             assert int(account.tallies[stream.name].count[silo]) == stream.count
-    if done.prepared.plan is not None:
+    if done.prepared.plan.private:
         settle(done.prepared.plan, account)
         for silo in range(len(DATA.silos)):
             assert done.prepared.plan.epsilon(silo) <= 4.0 + 1e-6
@@ -103,21 +102,13 @@ def also_untrusted(name: str, trust: str) -> bool:
 def test_message_mode_is_the_simulation(name, trust, participation, silo_processes):
     done = finished(name, trust, participation)
     prepared = done.prepared
-    seed = prepared.config.run.seed
-    multipliers = {} if prepared.plan is None else {k: list(v) for k, v in prepared.plan.multipliers.items()}
-    with ExitStack() as stack:
-        shuffler = (
-            stack.enter_context(ShufflerProcess(3, agreed_terms(prepared.parts)))
-            if isinstance(prepared.parts.channel, ShuffledServer)
-            else None
-        )
-        set_up(silo_processes, with_test_seed(prepared.parts), multipliers, DATA, seed, shuffler)
-        weights = np.asarray(prepared.problem.silos.weights)
-        fed = MessageFederation(prepared.parts, silo_processes, weights, seed, seed, shuffler)
+    plan, seed = with_test_seed(prepared.plan), prepared.config.run.seed
+    records = [{"features": silo.features, "targets": silo.targets} for silo in DATA.silos]
+    with joined(plan, silo_processes, records, seed) as fed:
         state, counted, costs = message_run(fed, prepared)
     expected = done.last
     # On another processor one of P_vec's roundings may fall the other way: 2 / 200 of a clip among 96 records.
-    atol = 2e-4 if isinstance(prepared.parts.channel, BinomialServer) else 1e-5
+    atol = 2e-4 if isinstance(prepared.plan.channel, Summed) else 1e-5
     np.testing.assert_allclose(np.asarray(state.x), np.asarray(expected.state.x), rtol=1e-5, atol=atol)
     for stream, tally in expected.ends.accounts.tallies.items():
         np.testing.assert_array_equal(np.asarray(counted.tallies[stream].count), np.asarray(tally.count))
@@ -130,10 +121,10 @@ def test_message_mode_is_the_simulation(name, trust, participation, silo_process
 
 def message_run(fed: MessageFederation, prepared: Prepared):
     fed.start(prepared.setting.x0)
-    state = prepared.parts.algorithm.init(prepared.setting.x0)
+    state = prepared.plan.algorithm.init(prepared.setting.x0)
     for r in range(ROUNDS):
         fed.begin_round(r)
-        state = prepared.parts.algorithm.round(state, fed)
+        state = prepared.plan.algorithm.round(state, fed)
     return state, fed.final_accounts(), fed.take_costs()
 
 

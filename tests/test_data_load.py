@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silodp.data import FederatedData, load_data
+from silodp.data import FederatedData, Note, load_data
 
 
 def numbered(records: int, classes: int = 2):
@@ -38,7 +38,7 @@ def test_shared_records_never_reach_the_test_set():
     assert data.test is not None
     assert len(data.silos) == 25
     assert not set(ids(data.test)) & {i for silo in data.silos for i in ids(silo)}
-    assert any("silos share records" in note for note in data.notes)
+    assert any("silos share records" in note.text for note in data.notes)
 
 
 def test_split_inside_given_silos():
@@ -85,11 +85,11 @@ def test_seed_repeats_and_separates():
 def test_records_limit_and_per_class():
     data = load_data(numbered(50), 4, records=7)
     assert data.sizes == (7, 7, 7, 7)
-    assert any("first 7 records" in note for note in data.notes)
+    assert any("first 7 records" in note.text for note in data.notes)
     assert sum(load_data(numbered(50), 4, limit=20).sizes) == 20
     data = load_data(numbered(50), 2, per_class=3)
     assert sorted(ids(data.silos[0]) + ids(data.silos[1])) == list(range(6))
-    assert any("per_class = 3: 6 records" in note for note in data.notes)
+    assert any("per_class = 3: 6 records" in note.text for note in data.notes)
 
 
 @pytest.mark.parametrize(
@@ -132,5 +132,6 @@ def test_every_note_is_marked():
     steps = ["standardise", "pca:2", "bias"]
     data = load_data((x, np.arange(40) % 2), 2, test=0.2, limit=30, preprocess=steps)
     assert len(data.notes) == 8
-    assert all(note.startswith(("public: ", "not private: ")) for note in data.notes)
-    assert sum(note.startswith("not private: fitted on private data: ") for note in data.notes) == 2
+    assert [note.public for note in data.notes] == [True] * 5 + [False, False, True]
+    assert [str(note).partition(": ")[0] for note in data.notes] == ["public"] * 5 + ["not private"] * 2 + ["public"]
+    assert all(Note.read(str(note)) == note for note in data.notes)

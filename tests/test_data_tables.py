@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
-from silodp.data import FITTED, load_data
+from silodp.data import load_data
 
 X = np.array([[1.0, 0.0, 2.5], [0.0, 3.0, 1.0], [4.0, 0.5, 0.0], [2.0, 2.0, 2.0]])
 Y = np.array([-1, 1, 1, -1])
@@ -49,7 +49,7 @@ def test_one_file(kind, tmp_path, frame):
     data = load_data(write(kind, tmp_path / "all", frame), 2, target="label")
     assert data.task == "classification"
     assert data.classes == ("-1", "1")
-    assert any("-1 -> 0, 1 -> 1" in note for note in data.notes)
+    assert any("-1 -> 0, 1 -> 1" in note.text for note in data.notes)
     assert data.silos[0].features.dtype == np.float32
     assert data.silos[0].targets.dtype == np.int32
     np.testing.assert_array_equal(gathered(data), EXPECTED)
@@ -131,7 +131,7 @@ def test_one_hot_of_text_is_common_to_all_silos(frame):
     data = load_data(silos, target="label", preprocess=["one-hot:colour"])
     np.testing.assert_array_equal(data.silos[0].features[:, 3:], [[0, 0, 1], [1, 0, 0]])
     np.testing.assert_array_equal(data.silos[1].features[:, 3:], [[0, 1, 0], [0, 0, 1]])
-    assert data.notes[-1].startswith(FITTED)
+    assert not data.notes[-1].public
 
 
 def test_task_is_inferred_or_stated():

@@ -83,12 +83,19 @@ def test_fixed_size_agrees_with_connected_profile():
 
 
 def test_convolution_agrees_with_closed_form():
-    """A Gaussian stream forced through the convolution, 60,000 times, also at small delta."""
+    """A Gaussian stream forced through the convolution, 60,000 times, also at small delta.
+
+    There the bare convolution may end below the truth by its rounding, which depends on the machine's FFT; the
+    accountant's allowance for it must keep the answer above.
+    """
     pair = mirrored((1.0,), (1 / 600,))
     composed = pair.pld(pair.loss_scale / 60).self_compose(60_000)
+    exact = lambda delta: gaussian.epsilon_of(delta, math.sqrt(60_000) / 300)
+    for delta in (1e-3, 1e-6):
+        assert exact(delta) <= composed.get_epsilon_for_delta(delta) <= exact(delta) * 1.0002
     for delta in (1e-3, 1e-6, 1e-9):
-        exact = gaussian.epsilon_of(delta, math.sqrt(60_000) / 300)
-        assert exact <= composed.get_epsilon_for_delta(delta) <= exact * 1.0002
+        answer = accountant._epsilon_of_mixed((spent(Poisson(1.0), 300.0, 60_000),), delta)
+        assert exact(delta) <= answer <= exact(delta) * 1.0002
 
 
 @pytest.mark.parametrize("sampling", [Poisson(1.0), Poisson(0.1), FixedSize(10, 100), TwoLevel(10, 100, 0.2)])
@@ -335,17 +342,7 @@ def test_bad_requests_name_the_field(request_, message):
         request_()
 
 
-# ---- filters and weaker forms ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sampling", [Full(), Poisson(0.05), Masked(3, 30)])
-def test_remaining_is_the_last_that_fits(sampling):
-    before, following = [spent(Full(), 8.0, 2)], spent(sampling, 4.0)
-    left = accountant.remaining(before, following, 3.0, 1e-5)
-    assert left > 0
-    assert accountant.admits(before, [spent(sampling, 4.0, left)], 3.0, 1e-5)
-    assert not accountant.admits(before, [spent(sampling, 4.0, left + 1)], 3.0, 1e-5)
-    assert accountant.remaining([spent(Full(), 0.1)], following, 3.0, 1e-5) == 0
+# ---- weaker forms ----------------------------------------------------------------------------------------------------
 
 
 def test_group_privacy():

@@ -1,13 +1,19 @@
 """Values computed independently of this library (0.5%), and the errata of the papers."""
 
 import math
+from typing import Any
 
 import pytest
 
-from silodp.privacy import accountant, paper
+from silodp.algorithms.differences import bvr_local
+from silodp.algorithms.entry import Case
+from silodp.algorithms.papers import lowy_batch, with_replacement_epsilon
+from silodp.config import AlgorithmConfig, parse_config
+from silodp.plan.account import account, paper_row
+from silodp.privacy import accountant
 from silodp.privacy.accountant import calibrate, calibrate_gdp, epsilon, optimal_share
-from silodp.privacy.kinds import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, two_level
 from silodp.privacy.gaussian import epsilon_of, mu_of
+from silodp.privacy.kinds import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, two_level
 from silodp.privacy.mixture import mirrored
 
 within = lambda value: pytest.approx(value, rel=0.005)
@@ -15,6 +21,33 @@ printed_digits = lambda value, digits: pytest.approx(value, abs=0.51 * 10**-digi
 
 SILO = 1234  # records per silo in 001's MNIST experiment
 SILO_DELTA = 1 / SILO**2
+
+
+def config(name: str, privacy: dict[str, Any], silos: int, records: int, **options: Any):
+    return parse_config(
+        {
+            "data": {"silos": silos, "records": records},
+            "privacy": privacy,
+            "algorithm": {"name": name} | options,
+        }
+    )
+
+
+def paper(
+    name: str, claim: float, delta: float, rounds: int, *, records: int = SILO, silos: int = 1, **options: Any
+) -> dict[str, Any]:
+    """What `silodp account` says about the noise that the paper prints for this claim."""
+    row = paper_row(config(name, {"epsilon": claim, "delta": delta}, silos, records, rounds=rounds, **options))
+    assert row is not None
+    return row
+
+
+def multipliers(row: dict[str, Any]) -> dict[str, float]:
+    return {release["stream"]: release["multiplier"] for release in row["releases"]}
+
+
+def counts(row: dict[str, Any]) -> dict[str, int]:
+    return {release["stream"]: release["count"] for release in row["releases"]}
 
 
 def test_gaussian_conversions():
@@ -37,22 +70,28 @@ def test_diff2(restart, printed, exact):
     noise = calibrate(releases, 3, 1e-5, {"value": 0.8, "difference": 0.2})
     stds = [noise[stream] * 2 / 16510 for stream in ("value", "difference")]
     assert stds[: len(exact)] == [within(std) for std in exact]
-    told = paper.diff2(3, 1e-5, 2000, restart)
-    assert [m * 2 / 16510 for m in told.multipliers.values()] == [within(std) for std in printed]
+    told = multipliers(paper("diff2-gd", 3, 1e-5, 2000, restart=restart))
+    assert [m * 2 / 16510 for m in told.values()] == [within(std) for std in printed]
 
 
 def test_diff2_wastes_a_fifth():
-    assert paper.diff2(3, 1e-5, 2000, 20).true_epsilon == pytest.approx(2.341, abs=5e-4)
-    assert paper.diff2(5, 1e-5, 2000, 20).true_epsilon == pytest.approx(3.940, abs=5e-4)
-    assert not paper.diff2(5, 1e-5, 2000, 20).violated
+    assert paper("diff2-gd", 3, 1e-5, 2000, restart=20)["true_epsilon"] == pytest.approx(2.341, abs=5e-4)
+    assert paper("diff2-gd", 5, 1e-5, 2000, restart=20)["true_epsilon"] == pytest.approx(3.940, abs=5e-4)
+    assert not paper("diff2-gd", 5, 1e-5, 2000, restart=20)["violated"]
+
+
+def test_dp_gd_is_diff2_that_always_restarts():
+    plain, told = paper("dp-gd", 3, 1e-5, 2000), paper("diff2-gd", 3, 1e-5, 2000, restart=1)
+    assert multipliers(plain) == multipliers(told)
+    assert multipliers(plain)["value"] * 2 / 16510 == within(0.009383)
 
 
 def test_spider():
-    told = paper.spider(1, SILO_DELTA, 51, 3)
-    assert [part.releases.count for part in told.spent] == [17, 34]
-    assert told.multipliers["value"] * 2 / SILO == within(0.0499)
-    assert told.multipliers["difference"] * 4 / SILO == within(0.1730)
-    assert told.true_epsilon == within(0.729)
+    told = paper("spider", 1, SILO_DELTA, 51, restart=3)
+    assert counts(told) == {"value": 17, "difference": 34}
+    assert multipliers(told)["value"] * 2 / SILO == within(0.0499)
+    assert multipliers(told)["difference"] * 4 / SILO == within(0.1730)
+    assert told["true_epsilon"] == within(0.729)
     releases = [Releases("value", 17, Full()), Releases("difference", 34, Full())]
     noise = calibrate(releases, 1, SILO_DELTA, {"value": 0.6, "difference": 0.4})
     assert noise["value"] * 2 / SILO == within(0.0372)
@@ -74,33 +113,37 @@ def test_local_steps(uses, fixed, poisson):
 
 
 def test_bvr_local_bound_of_the_paper():
-    assert 2 * paper.bvr_local(3, 1e-5, 2000, 16, 1651) == within(3.35)
-    whole = paper.bvr(3, 1e-5, 2000, 20, 10, 16, 1651, 10)
-    assert set(whole.multipliers) == {"value", "difference", "local"}
-    assert not whole.violated
+    case = Case(AlgorithmConfig(name="diff2-bvr-l-sgd", rounds=2000), 3, 1e-5, records=1651, silos=10)
+    assert 2 * bvr_local(case, 2000, 16 / 1651) == within(3.35)
+    options = {"restart": 20, "local_steps": 10, "batch_local": 16}
+    whole = paper("diff2-bvr-l-sgd", 3, 1e-5, 2000, records=1651, silos=10, **options)
+    assert set(multipliers(whole)) == {"value", "difference", "local"}
+    assert counts(whole)["local"] == 9 * 200
+    assert not whole["violated"]
 
 
 @pytest.mark.parametrize(("claim", "true"), [(12, 12.1), (18, 20.0)])
 def test_e11_spider_spends_more_than_one_budget(claim, true):
-    assert paper.spider(claim, SILO_DELTA, 51, 4).true_epsilon == printed_digits(true, 1)
-    assert paper.spider(claim, SILO_DELTA, 51, 4).violated
+    told = paper("spider", claim, SILO_DELTA, 51, restart=4)
+    assert told["true_epsilon"] == printed_digits(true, 1)
+    assert told["violated"]
 
 
 @pytest.mark.parametrize(("claim", "true"), [(12, 13.2), (15, 17.6)])
 def test_e12_prox_sgd_halves_its_variance(claim, true):
-    assert paper.prox_sgd(claim, 1e-5, 50).true_epsilon == printed_digits(true, 1)
+    assert paper("prox-sgd", claim, 1e-5, 50)["true_epsilon"] == printed_digits(true, 1)
 
 
 @pytest.mark.parametrize(("claim", "true"), [(3, 4.4), (6, 13.9), (18, 81)])
 def test_e13_with_replacement(claim, true):
-    told = paper.mb_sgd(claim, SILO_DELTA, 25, SILO).spent[0].multiplier
-    batch = paper.lowy_batch(claim, 25, SILO)
-    assert paper.with_replacement_epsilon(batch, SILO, told, 25, SILO_DELTA) == pytest.approx(true, rel=0.01)
+    batch = lowy_batch(claim, 25, SILO)
+    told = multipliers(paper("dp-sgd", claim, SILO_DELTA, 25, batch=batch))["value"]
+    assert with_replacement_epsilon(batch, SILO, told, 25, SILO_DELTA) == pytest.approx(true, rel=0.01)
 
 
 def test_with_replacement_of_one_draw_is_sampling_one_record():
     """With one draw there is no multiple use; then fixed size (an upper bound) is hardly larger."""
-    drawn = paper.with_replacement_epsilon(1, 50, 0.7, 20, 1e-5)
+    drawn = with_replacement_epsilon(1, 50, 0.7, 20, 1e-5)
     fixed = epsilon([Spent(Releases("value", 20, FixedSize(1, 50)), 0.7)], 1e-5)
     assert 0.97 * fixed < drawn <= fixed
 
@@ -109,37 +152,44 @@ def test_with_replacement_of_one_draw_is_sampling_one_record():
     ("claim", "rounds", "batch", "true"), [(1, 25, 10, 42.6), (5, 100, 52, 25.1), (10, 150, 104, 29.1)]
 )
 def test_e24_soteria_constant(claim, rounds, batch, true):
-    told = paper.soteria(claim, 1e-3, rounds, batch, 3256, "sgd")
-    assert told.true_epsilon == printed_digits(true, 1)
-    assert told.violated
-    assert told.multipliers == paper.cdp_sgd(claim, 1e-3, rounds, batch, 3256).multipliers
+    told = paper("soteria-sgd", claim, 1e-3, rounds, batch=batch, records=3256)
+    assert told["true_epsilon"] == printed_digits(true, 1)
+    assert told["violated"]
+    for name in ("cdp-sgd", "ldp-sgd"):
+        assert multipliers(told) == multipliers(paper(name, claim, 1e-3, rounds, batch=batch, records=3256))
 
 
 @pytest.mark.parametrize(("rho", "true"), [(4, 24.4), (8, 65.3), (16, 195.4)])
 def test_e31_mu2_in_epsilon(rho, true):
-    told = paper.mu2(rho, 1e-5, 600)
-    assert told.true_epsilon == printed_digits(true, 1)
-    assert told.true_epsilon == pytest.approx(told.claim, rel=1e-9)
+    told = account(config("mu2", {"gdp": rho, "delta": 1e-5}, 1, 600, rounds=600))["paper"]
+    assert told["true_epsilon"] == printed_digits(true, 1)
+    assert told["true_epsilon"] == pytest.approx(told["claimed_epsilon"], rel=1e-9)
     releases = [Releases("value", 600, Full())]
-    assert calibrate_gdp(releases, rho)["value"] == pytest.approx(told.multipliers["value"])
+    assert calibrate_gdp(releases, rho)["value"] == pytest.approx(multipliers(told)["value"])
 
 
 def test_soteria_variance_reduction_uses_both_levels():
-    told = paper.soteria(10, 1e-3, 150, 54, 3256, "svrg")
+    options = {"batch": 54, "records": 3256}
+    told = paper("soteria-svrg", 10, 1e-3, 150, snapshot_probability=0.3, **options)
     bound, _ = two_level(1.0, 54, 3256)
     std = math.sqrt(48 * 2 * 150 * math.log(1e3)) / (3256 * 10)
-    assert told.multipliers["value"] * bound == pytest.approx(std)
-    assert paper.soteria(10, 1e-3, 150, 54, 3256, "saga").multipliers == told.multipliers
-    assert told.violated
+    assert multipliers(told)["value"] * bound == pytest.approx(std)
+    assert multipliers(paper("soteria-saga", 10, 1e-3, 150, **options)) == multipliers(told)
+    assert told["violated"]
 
 
 def test_remaining_papers_keep_their_claims():
     """Loose bounds: the printed noise is enough once batches are drawn by coins."""
-    assert not paper.prox_svrg(3, 1e-5, 5, 100, 1000).violated
-    assert paper.prox_svrg(3, 1e-5, 5, 100, 1000, restarts=2).spent[1].releases.count == 100
-    assert not paper.alternate_spider(3, SILO_DELTA, 50, SILO).violated
-    assert not paper.local_sgd(3, SILO_DELTA, 50, 5, SILO).violated
-    assert not paper.soteria(1, 1e-3, 25, 10, 3256, "gd").violated
+    epochs = {"records": 1000, "batch": 100, "restart": 10}
+    one, two = paper("prox-svrg", 3, 1e-5, 50, **epochs), paper("prox-pl-svrg", 3, 1e-5, 100, epochs=5, **epochs)
+    assert not one["violated"]
+    assert counts(one) == {"value": 5, "difference": 50}
+    assert counts(two) == {"value": 10, "difference": 100}
+    twice = {stream: multiplier * math.sqrt(2) for stream, multiplier in multipliers(one).items()}
+    assert multipliers(two) == pytest.approx(twice)
+    assert not paper("spider-alt", 3, SILO_DELTA, 50, batch=lowy_batch(3, 50, SILO))["violated"]
+    assert not paper("local-sgd", 3, SILO_DELTA, 50, local_steps=5, batch=lowy_batch(3, 250, SILO))["violated"]
+    assert not paper("soteria-gd", 1, 1e-3, 25, records=3256)["violated"]
 
 
 def test_goldens_notice_a_forgotten_factor_two(monkeypatch):

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from silodp.algorithms.differences import RecursiveDifference
-from silodp.channels import UntrustedServer
-from silodp.core import Account, RecordMean, Release, Silo
+from silodp.channels import Untrusted
+from silodp.core import Account, RecordMean, Release, Silo, Site
 from silodp.models import build_model
 from silodp.objective import build_objective
 from silodp.prox import NoProx
@@ -37,17 +37,10 @@ Measure = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int], tuple[
 def silo_of(features, targets, engine: str, coins) -> Silo:
     model = build_model("mlp", inputs=FEATURES, outputs=2, hidden=(3,), activation="tanh")
     example = (jnp.zeros(FEATURES), jnp.zeros((), jnp.int32))
-    return Silo(
-        objective=build_objective(model, example, engine),
-        channel=UntrustedServer({}),
-        records=(features, targets),
-        size=jnp.int32(SIZE),
-        index=jnp.int32(0),
-        round=jnp.int32(0),
-        randomness=SeededRandomness(jax.random.key(coins)),
-        memory=(),
-        account=Account.empty(["value", "difference"]),
-    )
+    objective = build_objective(model, example, engine)
+    site = Site(objective, Untrusted(), (features, targets), jnp.int32(SIZE), jnp.int32(0))
+    randomness = SeededRandomness(jax.random.key(coins))
+    return Silo(site, jnp.int32(0), randomness, (), Account.empty(["value", "difference"]))
 
 
 PARAMETERS = silo_of(None, None, "general", 0).objective.parameters
@@ -143,7 +136,7 @@ def test_the_bound_is_reached():
 def clip_of_the_mean(answer: RecordMean) -> Release:
     """Clips the mean of raw gradients and claims the bound of a mean of clipped ones."""
     honest = answer.release()
-    far = RecordMean(answer.objective, answer.batch, answer.points, answer.coefficients, 1e6, answer.stream)
+    far = RecordMean(answer.vectors, answer.batch, 1e6, answer.stream)
     mean = far.release().value
     length = jnp.linalg.norm(mean)
     return Release(mean * jnp.minimum(1.0, answer.clip / jnp.maximum(length, 1e-12)), honest.bound, answer.stream)

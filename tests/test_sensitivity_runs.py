@@ -17,8 +17,7 @@ import pytest
 
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.gradient import GradientDescent
-from silodp.channels import UntrustedServer
-from silodp.channels.gaussian import privatise
+from silodp.channels import Untrusted, privatise
 from silodp.core import Answer, Release, Silo, Vector
 from silodp.run.runner import prepare
 from silodp.run.simulate import Problem, Setting, one_round, start
@@ -27,10 +26,10 @@ from tests.conftest import made_data
 
 DATA = made_data((14, 12), features=3)
 PAIRS = 12  # pairs of neighbours tried at once
-NAMES = [name for name, entry in REGISTRY.items() if entry.private and "untrusted" in entry.trusts]
+NAMES = [name for name, entry in REGISTRY.items() if entry.private and "untrusted" in (entry.trusts or ())]
 
 
-class TwinChannel(UntrustedServer):
+class TwinChannel(Untrusted):
     """Spends, in place of a multiplier, bound over distance: the account keeps the smallest of each stream."""
 
     def privatise_local(self, release: Release, silo: Silo, step: Any = 0) -> Vector:
@@ -73,7 +72,7 @@ def room(problem: Problem, setting: Setting, records: Any) -> dict[str, jax.Arra
 def least_room(name: str, algorithm: Any = None) -> dict[str, float]:
     prepared = prepare(case(name, "untrusted", prox="none"), DATA)
     setting = prepared.setting
-    twin = TwinChannel({})
+    twin = TwinChannel()
     setting = Setting(algorithm or setting.algorithm, twin, setting.key, setting.x0)
     return {stream: float(np.min(least)) for stream, least in room(prepared.problem, setting, neighbours()).items()}
 

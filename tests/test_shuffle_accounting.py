@@ -5,18 +5,40 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 
-from silodp.privacy.clones import (
-    Losses,
-    Shuffled,
-    calibrate_eps0,
-    collusion_levels,
-    epsilon,
-    local_epsilon,
-    paper_eps0,
-    shuffled_pair,
-)
+from silodp.algorithms.entry import Case
+from silodp.algorithms.psgm import printed_level
+from silodp.config import AlgorithmConfig, parse_config
+from silodp.errors import Inadmissible
+from silodp.facts import Facts
+from silodp.plan.plan import make_plan
+from silodp.privacy import accountant
+from silodp.privacy.clones import Losses, Messages, Shuffled, shuffled_pair
+from silodp.privacy.kinds import Full, Releases, Spent
+
+
+def messages(round: Shuffled, rounds: int, first: Shuffled | None = None) -> Releases:
+    """A record's messages over all rounds, and one of a first round of its own."""
+    count = rounds * round.together + (first is not None)
+    return Releases("message", count, Messages(round, first=first))
+
+
+def epsilon(releases: Releases, eps0: float, delta: float, *others: Spent) -> float:
+    return accountant.epsilon([Spent(releases, 1 / eps0), *others], delta)
+
+
+def calibrated_eps0(target: float, delta: float, releases: Releases, *already: Spent) -> float:
+    return 1 / accountant.calibrate([releases], target, delta, already=already)["message"]
+
+
+def local_epsilon(eps0: float, count: int, delta: float) -> float:
+    """Optimal composition of eps0-LDP messages of one record (Kairouz, Oh, Viswanath 2015), as a sum over heads."""
+    truths = np.arange(count + 1)
+    loss, mass = (2 * truths - count) * eps0, binom.pmf(truths, count, 1 / (1 + math.exp(-eps0)))
+    excess = lambda level: float(np.sum(mass * -np.expm1(np.minimum(level - loss, 0)))) - delta
+    return float(brentq(excess, 0.0, count * eps0))
 
 
 @pytest.mark.parametrize(
@@ -31,18 +53,35 @@ from silodp.privacy.clones import (
     ],
 )
 def test_golden_levels(randomizer, target, releases, golden):
-    eps0 = calibrate_eps0(target, 1e-5, [(Shuffled(16_510, 1651, randomizer), releases)])
+    eps0 = calibrated_eps0(target, 1e-5, messages(Shuffled(16_510, 1651, randomizer), releases))
     assert eps0 == pytest.approx(golden, rel=0.005)
 
 
+@pytest.mark.parametrize(("target", "golden"), [(0.4, 0.4250), (1.6, 1.2534)])
+def test_golden_levels_of_a_plan(target, golden):
+    """500 values and 499 differences of one record: to four digits, through the plan that a run holds."""
+    options = {"name": "mb-psgm", "rounds": 500, "clip": 1.0, "clip_difference": 1.0, "momentum": 0.1}
+    plan = _plan(options | {"step_size": 0.1}, epsilon=target)
+    (spent,) = plan.spent(0)
+    assert (spent.releases.stream, spent.releases.count) == ("message", 999)
+    assert 1 / spent.multiplier == pytest.approx(golden, abs=6e-5)
+
+
+def _plan(options: dict, **privacy):
+    tree = {"privacy": {"trust": "shuffled", "delta": 1e-5} | privacy, "algorithm": options | {"weights": "size"}}
+    return make_plan(parse_config(tree), Facts((1651,) * 10, tuple("abcdefghij"), parameters=101))
+
+
 def test_golden_clones():
-    assert 0.1675 <= epsilon([(Shuffled(100_000, 1, "clones"), 1)], 4.0, 1e-6) <= 0.1728
+    assert 0.1675 <= epsilon(messages(Shuffled(100_000, 1, "clones"), 1), 4.0, 1e-6) <= 0.1728
 
 
 def test_calibration_spends_the_budget_and_not_more():
-    parts = [(Shuffled(5000, 500), 1), (Shuffled(5000, 500, rate=0.2, together=2), 60)]
-    eps0 = calibrate_eps0(1.0, 1e-5, parts)
+    parts = messages(Shuffled(5000, 500, rate=0.2, together=2), 60, first=Shuffled(5000, 500))
+    eps0 = calibrated_eps0(1.0, 1e-5, parts)
     assert 0.998 < epsilon(parts, eps0, 1e-5) <= 1.0
+    later = messages(Shuffled(5000, 500, rate=0.2, together=2), 60)
+    assert epsilon(later, eps0, 1e-5) < 0.99, "the first round is part of it"
 
 
 def _delta(law: Losses, level: float) -> float:
@@ -137,62 +176,78 @@ def test_sampled_law_is_a_symmetric_probability():
 
 
 def test_two_messages_of_one_batch_are_sampled_as_a_pair():
-    pair = epsilon([(Shuffled(200, 20, rate=0.05, together=2), 100)], 2.0, 1e-5)
-    split = epsilon([(Shuffled(200, 20, rate=0.05), 200)], 2.0, 1e-5)
+    pair = epsilon(messages(Shuffled(200, 20, rate=0.05, together=2), 100), 2.0, 1e-5)
+    split = epsilon(messages(Shuffled(200, 20, rate=0.05), 200), 2.0, 1e-5)
     assert pair > 1.05 * split  # two independent samplings would under-count
-    full = epsilon([(Shuffled(200, 20, together=2), 100)], 2.0, 1e-5)
-    assert full == pytest.approx(epsilon([(Shuffled(200, 20), 200)], 2.0, 1e-5), rel=0.005)
+    full = epsilon(messages(Shuffled(200, 20, together=2), 100), 2.0, 1e-5)
+    assert full == pytest.approx(epsilon(messages(Shuffled(200, 20), 200), 2.0, 1e-5), rel=0.005)
 
 
 def test_sampling_helps_and_more_messages_help():
-    base = epsilon([(Shuffled(1000, 100), 50)], 1.0, 1e-5)
-    assert epsilon([(Shuffled(1000, 100, rate=0.1), 50)], 1.0, 1e-5) < 0.3 * base
-    assert epsilon([(Shuffled(4000, 100), 50)], 1.0, 1e-5) == pytest.approx(base / 2, rel=0.1)
+    base = epsilon(messages(Shuffled(1000, 100), 50), 1.0, 1e-5)
+    assert epsilon(messages(Shuffled(1000, 100, rate=0.1), 50), 1.0, 1e-5) < 0.3 * base
+    assert epsilon(messages(Shuffled(4000, 100), 50), 1.0, 1e-5) == pytest.approx(base / 2, rel=0.1)
 
 
 def test_collusion_levels():
-    parts = [(Shuffled(16_510, 1651), 999)]
-    levels = collusion_levels(parts, 0.425, 1e-5)
-    assert levels.shuffled == pytest.approx(0.4, rel=0.005)
-    assert levels.other_silos_collude == pytest.approx(epsilon([(Shuffled(1651, 1651), 999)], 0.425, 1e-5))
-    assert levels.shuffler_colludes == local_epsilon(0.425, 999, 1e-5) > 100
+    options = {"name": "dp-gd", "rounds": 999, "clip": 1.0, "step_size": 0.1}
+    plan = _plan(options, multipliers={"message": 1 / 0.425})
+    assert plan.epsilon(0) == pytest.approx(0.4, rel=0.005)
+    left = plan.channel.left_if(plan.spent(0), 0, plan.declared, 1e-5)
+    own = epsilon(messages(Shuffled(1651, 1651, dimension=101), 999), 0.425, 1e-5)
+    assert left == {
+        "other_silos_collude": pytest.approx(own),
+        "shuffler_colludes": pytest.approx(local_epsilon(0.425, 999, 1e-5), rel=0.005),
+    }
+    assert left["shuffler_colludes"] > 100
     assert local_epsilon(0.7, 1, 0.0) == pytest.approx(0.7)
 
 
 def test_without_a_shuffler_the_pair_is_randomized_response():
     law = Shuffled(50, 5, rate=0.5, together=2).without_shuffler().losses(0.3)
-    assert epsilon([(Shuffled(1, 1), 40)], 0.3, 1e-5) == pytest.approx(local_epsilon(0.3, 40, 1e-5), rel=0.005)
+    assert epsilon(messages(Shuffled(1, 1), 40), 0.3, 1e-5) == pytest.approx(local_epsilon(0.3, 40, 1e-5), rel=0.005)
     assert law.loss.max() == pytest.approx(0.6, rel=0.05)
 
 
 def test_other_releases_are_composed():
-    parts = [(Shuffled(2000, 200), 20)]
-    local = lambda interval: _gaussian(0.3).pld(interval)
+    parts, local = messages(Shuffled(2000, 200), 20), Spent(Releases("local", 1, Full()), 1 / 0.3)
     assert epsilon(parts, 1.0, 1e-5, local) > epsilon(parts, 1.0, 1e-5)
-    assert calibrate_eps0(2.0, 1e-5, parts, local) < calibrate_eps0(2.0, 1e-5, parts)
+    assert calibrated_eps0(2.0, 1e-5, parts, local) < calibrated_eps0(2.0, 1e-5, parts)
     with pytest.raises(ValueError, match="out of reach"):
-        calibrate_eps0(0.5, 1e-5, parts, local)
+        calibrated_eps0(0.5, 1e-5, parts, local)
 
 
 def test_papers_constants_admit_no_level_in_its_own_experiment():
     for target in (0.4, 0.8, 1.6):
-        answer = paper_eps0(target, 1e-5, 10, 1651, 500, 1651, 1651)
-        assert answer.eps0 is None
-        assert any("sampling rate 1 " in reason for reason in answer.reasons)
-        assert any("eps0 >= 1" in reason for reason in answer.reasons)
+        reasons = refused_by_the_paper(psgm_case(target, 10, 1651, 500, None))
+        assert any("sampling rate 1 " in reason for reason in reasons)
+        assert any("eps0 >= 1" in reason for reason in reasons)
     # Sampling does not save it: the constant alone forbids eps0 >= 1.
-    sampled = paper_eps0(1.6, 1e-5, 10, 1651, 500, 165, 165)
-    assert sampled.eps0 is None
-    assert any("budget" in reason for reason in sampled.reasons)
+    sampled = refused_by_the_paper(psgm_case(1.6, 10, 1651, 500, 165))
+    assert any("budget" in reason for reason in sampled)
+
+
+def psgm_case(target: float, silos: int, records: int, rounds: int, batch: int | None, **options) -> Case:
+    return Case(AlgorithmConfig(name="mb-psgm", rounds=rounds, batch=batch, **options), target, 1e-5, records, silos)
+
+
+def refused_by_the_paper(case: Case) -> tuple[str, ...]:
+    with pytest.raises(Inadmissible, match="no eps0 is admissible") as none:
+        printed_level(case)
+    return none.value.reasons
 
 
 def test_papers_constants_with_astronomic_data():
-    answer = paper_eps0(8.0, 1e-5, 1000, 10**8, 10, 10**6, 10**6)
-    assert answer.reasons == ()
-    parts = [(Shuffled(10**6, 10**3, rate=0.01, together=2), 1)]
-    assert answer.eps0 is not None
-    assert answer.eps0 > 1
-    assert epsilon(parts, 1.0, 1e-5) < 8.0
+    (multiplier,) = printed_level(psgm_case(8.0, 1000, 10**8, 10, 10**6)).values()
+    assert 1 / multiplier > 1
+    assert epsilon(messages(Shuffled(10**6, 10**3, rate=0.01, together=2), 1), 1.0, 1e-5) < 8.0
+
+
+def test_the_papers_local_steps_and_first_batch_count():
+    steps = refused_by_the_paper(psgm_case(8.0, 1000, 10**8, 10, 10**6, local_steps=2))
+    assert steps == ("Thm 4.1 gives the noise of local steps only up to a constant",)
+    first = refused_by_the_paper(psgm_case(8.0, 1000, 10**8, 10, 10**6, batch_first=10**8))
+    assert any("sampling rate 1 " in reason for reason in first)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +273,5 @@ def test_clone_levels_round_down():
 
 
 def _binomial(count: int, chance: float) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.stats import binom
-
     values = np.arange(1350, 1650)
     return values, binom.pmf(values, count, chance)

@@ -6,25 +6,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from scipy.stats import binom, chi2, norm
 
+from silodp.channels.pvec import CoinTables, PVec
+from silodp.config import parse_config
+from silodp.facts import Facts
 from silodp.gradients.blocks import clip_factor
+from silodp.plan.plan import make_plan
+from silodp.privacy import accountant
 from silodp.privacy.coins import (
-    calibrate_bits,
-    cheu_std,
-    collusion_levels,
+    centred_probabilities,
+    cumulative_words,
     dominating_gaussian,
     gaussian_multiplier,
-    pvec_epsilon,
-    rdp_std,
     sensitivity,
 )
+from silodp.privacy.kinds import Full, Releases, Spent
 from silodp.randomness import SeededRandomness, SystemRandomness
-from silodp.channels.pvec import CoinTables, PVec
-from silodp.privacy.coins import centred_probabilities, cumulative_words
 
-SETTING = {"levels": 200, "dimension": 101, "rounds": 500}
+ROUNDS, RECORDS, DELTA = 500, 16_510, 1e-5
+
+
+def _plan(**privacy):
+    """500 sums of 101 numbers over 10 silos of 1,651 records, on a grid of 200 levels."""
+    options = {"name": "dp-gd", "randomizer": "pvec", "grid": 200, "rounds": ROUNDS, "clip": 1.0, "step_size": 0.1}
+    tree = {"privacy": {"trust": "shuffled", "delta": DELTA} | privacy, "algorithm": options | {"weights": "size"}}
+    return make_plan(parse_config(tree), Facts((1651,) * 10, tuple("abcdefghij"), parameters=101))
+
+
+def _epsilon(bits: int) -> float:
+    """Of all rounds with so many coins per coordinate in each."""
+    return accountant.epsilon([Spent(Releases("value", ROUNDS, Full()), gaussian_multiplier(bits, 200, 101))], DELTA)
 
 
 def _random(seed: int) -> SeededRandomness:
@@ -141,27 +153,15 @@ def test_bits_are_counted():
 
 
 def test_golden_noise():
-    per_record = calibrate_bits(0.8, 1e-5, **SETTING, records=16_510)
-    bits = per_record * 16_510
-    std = math.sqrt(bits) / 2 * 2 / 200
-    assert std == pytest.approx(225.1, rel=0.005)
-    assert 0.799 < pvec_epsilon(bits, **SETTING, delta=1e-5) <= 0.8
-    assert pvec_epsilon(bits * 98 // 100 // 2 * 2, **SETTING, delta=1e-5) > 0.8
-    renyi = rdp_std(0.8, 1e-5, **SETTING, clip=1.0)
-    assert renyi == pytest.approx(245, rel=0.005)
-    assert renyi <= 245
-
-
-def test_the_constants_of_the_paper():
-    ours = cheu_std(0.8, 1e-5, 101, 500, 1.0)
-    assert ours == pytest.approx(1.311e6, rel=1e-3)
-    # The same constants, composed through the Renyi divergences of 500 coins of bias level/2 each: the quoted 1.4e6.
-    level, orders = 0.0086969, np.linspace(2, 400, 800)
-    up, down = level - np.log1p(np.exp(level)), -np.log1p(np.exp(level))
-    rdp = np.logaddexp(orders * up + (1 - orders) * down, orders * down + (1 - orders) * up) / (orders - 1)
-    assert compute_epsilon(list(orders), list(500 * rdp), 5e-6)[0] == pytest.approx(0.8, rel=1e-3)
-    renyi = math.sqrt(24e4 * 3 / 16) * math.log(4 * 10202 / (5e-6 / 500)) / level * 2
-    assert renyi == pytest.approx(1.417e6, rel=1e-3)
+    plan = _plan(epsilon=0.8)
+    protocol = plan.noised.protocols["value"]
+    assert protocol.noise_std(1.0) == pytest.approx(225.05, abs=0.01)
+    assert plan.std_over_clip("value") * RECORDS == pytest.approx(225.05, abs=0.01)
+    bits = protocol.bits_per_record * RECORDS
+    assert 0.799 < _epsilon(bits) <= 0.8
+    assert _epsilon(bits * 98 // 100 // 2 * 2) > 0.8
+    lost = ROUNDS * 101 * dominating_gaussian(bits, sensitivity(200, 101)).lost
+    assert lost < 1e-6 * DELTA, "what no Gaussian covers does not matter"
 
 
 @pytest.mark.parametrize(("bits", "shift"), [(5_000, 7), (100_000, 60), (100_000, 1)])
@@ -181,11 +181,14 @@ def test_coins_are_at_least_as_private_as_their_gaussian(bits, shift, level):
 
 
 def test_collusion_leaves_less_noise():
-    levels = collusion_levels(122_710, 16_510, 1651, 200, 101, 500, 1e-5)
-    assert levels.shuffled == pytest.approx(0.8, rel=0.002)
-    assert levels.shuffled < levels.other_silos_collude < levels.shuffler_colludes
     multiplier = gaussian_multiplier(122_710 * 16_510, 200, 101)
     assert multiplier == pytest.approx(math.sqrt(122_710 * 16_510) / 2 / sensitivity(200, 101), rel=1e-6)
+    plan = _plan(multipliers={"value": multiplier})
+    assert plan.noised.protocols["value"].bits_per_record == pytest.approx(122_710, abs=2)
+    assert plan.epsilon(0) == pytest.approx(0.8, rel=0.002)
+    left = plan.channel.left_if(plan.spent(0), 0, plan.declared, DELTA)
+    assert left["other_silos_collude"] == left["masks_are_broken"] == pytest.approx(_epsilon(122_710 * 1651), rel=1e-4)
+    assert plan.epsilon(0) < left["other_silos_collude"] < _epsilon(122_710)
 
 
 @pytest.mark.parametrize(

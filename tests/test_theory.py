@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
-from silodp.plan.account import account
 from silodp.algorithms import REGISTRY
-from silodp.algorithms.theory import choose, with_options
-from silodp.build import assemble, checked_algorithm
-from silodp.config import Config, ConfigError, parse_config, to_toml
-from silodp.planning import plan_of
+from silodp.config import Config, parse_config, to_toml
+from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.plan.account import account
+from silodp.plan.plan import Plan, built, choose, make_plan, settled_facts, with_options
 from silodp.privacy.gaussian import mu_of
 from silodp.run.directory import RunDirectory
-from silodp.run.runner import prepare
+from silodp.run.runner import prepare, prepared_on
 from silodp.run.runner import train as run
-from silodp.run.sweep import variant, with_values
+from silodp.run.sweep import with_values
 from tests.conftest import made_data
 
 SIZES, D_MODEL = (3000, 2500, 4000, 3500), 100
@@ -33,8 +34,16 @@ def asked(name: str, trust: str = "untrusted", epsilon: float | None = 2.0, **op
     return parse_config({"privacy": privacy, "algorithm": {"name": name} | given})
 
 
+def facts(sizes: tuple[int, ...] = SIZES, parameters: int | None = D_MODEL) -> Facts:
+    return Facts(sizes, ("a", "b", "c", "d"), parameters=parameters)
+
+
+def choices(config: Config, known: Facts) -> dict[str, Any]:
+    return choose(config, settled_facts(config, known))
+
+
 def chosen(name: str, trust: str = "untrusted", **options: Any) -> dict[str, Any]:
-    return choose(asked(name, trust, **options), SIZES, D_MODEL)
+    return choices(asked(name, trust, **options), facts())
 
 
 @pytest.mark.parametrize(("name", "trust"), [(n, t) for n, e in REGISTRY.items() for t in e.trusts])
@@ -42,10 +51,11 @@ def test_every_algorithm_has_a_theorem_and_can_be_built_from_its_choices(name, t
     entry = REGISTRY[name]
     example = {key: value for key, value in entry.example.items() if key in KEPT}
     config = asked(name, trust, 2.0 if entry.private else None, **example)
-    resolved = with_options(config, choose(config, (3000,) * M, D_MODEL))
-    checked_algorithm(resolved, (3000,) * M, ("a", "b", "c", "d"))
+    alike = facts((3000,) * M)
+    resolved = with_options(config, choices(config, alike))
+    built(resolved, settled_facts(resolved, alike))
     assert resolved.algorithm.step_size
-    assert choose(resolved, (3000,) * M, D_MODEL) == {}, "nothing is left to choose"
+    assert choices(resolved, alike) == {}, "nothing is left to choose"
 
 
 @pytest.mark.parametrize(("trust", "silos"), [("untrusted", math.sqrt(M)), ("trusted", M)])
@@ -57,7 +67,7 @@ def test_mu2_takes_the_papers_step_and_bound(trust, silos):
     assert noisy < 1 / (4 * 0.8 * T), "the case is about the noisy branch"
     loud = parse_config({"privacy": {"trust": trust, "gdp": 1e6}, "algorithm": asked("mu2").algorithm.model_dump()
                          | {"diameter": 3.0, "rounds": T}})  # fmt: skip
-    assert choose(loud, SIZES, D_MODEL)["step_size"] == pytest.approx(1 / (4 * 0.8 * T))
+    assert choices(loud, facts())["step_size"] == pytest.approx(1 / (4 * 0.8 * T))
 
 
 def test_mu2_chooses_its_rounds_only_when_asked_and_chunks_are_less_noisy():
@@ -104,18 +114,51 @@ def test_prox_svrg_takes_the_theorems_epochs():
 @pytest.mark.parametrize("name", ["spider", "diff2-gd", "mb-psgm"])
 def test_differences_keep_the_theorems_condition_under_the_noise_of_the_plan(name, trust):
     """q <= 1 / (tau2 eta)^2 with tau2^2 = 8 d sigma^2 and the std that the plan's mean difference really has."""
-    config = asked(name, trust)
-    sizes = (N,) * M
-    resolved = with_options(config, choose(config, sizes, D_MODEL)).algorithm
-    plan = plan_of(with_options(config, choose(config, sizes, D_MODEL)), sizes, "abcd", D_MODEL)
-    assert plan is not None
-    std = plan.std_over_clip("difference") * 0.8
-    sigma = float(std[0]) / (1 if trust == "trusted" else math.sqrt(M))
-    span = resolved.restart or 1 / (resolved.momentum or 1.0)  # momentum forgets as a restart does
-    assert span > 1
-    assert resolved.step_size
-    assert span * 8 * D_MODEL * (sigma * resolved.step_size) ** 2 <= 1.0001
-    assert resolved.step_size <= 1 / (2 * 0.8)
+    plan = make_plan(asked(name, trust), facts((N,) * M))
+    step = plan.config.algorithm.step_size
+    assert step
+    assert restart_or_forget(plan) > 1
+    assert restart_or_forget(plan) * 8 * D_MODEL * (mean_noise(plan, trust) * step) ** 2 <= 1.0001
+    assert step <= 1 / (2 * 0.8)
+
+
+def restart_or_forget(plan: Plan) -> float:
+    """Over how many rounds noise gathers: momentum forgets as a restart does."""
+    options = plan.config.algorithm
+    return options.restart or 1 / (options.momentum or 1.0)
+
+
+def mean_noise(plan: Plan, trust: str) -> float:
+    """Std of the mean difference's noise per unit of |x - y|, as the plan adds it."""
+    return float(plan.std_over_clip("difference")[0]) * 0.8 / (1 if trust == "trusted" else math.sqrt(M))
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+@pytest.mark.parametrize(
+    ("name", "options", "split", "records", "near"),
+    [
+        ("mb-psgm", {"batch_first": 50, "rounds": 60, "momentum": 0.1}, None, 50, 1e-4),
+        # A sampled first round has no mu of its own: there shares of mu^2 are the plan's up to this.
+        ("mb-psgm", {"batch_first": 50, "rounds": 60, "momentum": 0.1}, None, N, 0.03),
+        ("ce-psgm", {"rounds": 60, "momentum": 0.1, "local_steps": 1}, None, N, 1e-4),
+        ("spider", {"rounds": 60, "restart": 10}, "optimal", N, 1e-4),
+        ("diff2-gd", {"rounds": 60, "restart": 10}, 0.3, N, 1e-4),
+        ("spider-alt", {"rounds": 60}, None, N, 1e-4),
+    ],
+)
+def test_the_theorem_uses_the_noise_that_the_plan_adds(name, options, split, records, near, trust):
+    """Where noise bounds the step, eta^2 = 1 / (8 d span sigma^2): the step says which sigma the theorem thought of.
+
+    A batch of its own for the first round, and a split that depends on the step, are where two computations of the
+    streams' shares would differ. Little epsilon, so that the noise is what bounds the step.
+    """
+    config = asked(name, trust, 0.05, **options)
+    privacy = config.privacy.model_copy(update={"split": split})
+    plan = make_plan(config.model_copy(update={"privacy": privacy}), facts((records,) * M))
+    step = plan.chosen["step_size"]
+    assert step < 0.3 / 0.8
+    span = 2 if name == "spider-alt" else restart_or_forget(plan)
+    assert 1 / math.sqrt(8 * D_MODEL * span) / step == pytest.approx(mean_noise(plan, trust), rel=near)
 
 
 def test_what_is_given_is_kept_and_the_rest_goes_with_it():
@@ -147,11 +190,11 @@ def test_a_missing_constant_is_named(name, options, key):
 
 def test_parameters_are_asked_for_and_constants_without_effect_refused():
     with pytest.raises(ConfigError, match=r"^model.parameters is missing"):
-        choose(asked("spider"), SIZES, None)
+        choices(asked("spider"), facts(parameters=None))
     with pytest.raises(ConfigError, match=r"gradient_bound = 1.0 has no effect without theory = true"):
-        parse_config({"algorithm": {"gradient_bound": 1.0}})
+        built(parse_config({"algorithm": {"gradient_bound": 1.0}}), facts())
     with pytest.raises(ConfigError, match=r"algorithm.diameter = 1.0: dp-gd does not use it"):
-        checked_algorithm(asked("dp-gd", clip=1.0, step_size=1.0, diameter=1.0), SIZES, "abcd")
+        built(asked("dp-gd", clip=1.0, step_size=1.0, diameter=1.0), facts())
 
 
 def test_run_account_sweep_resume_and_silos_see_the_same_choices(tmp_path):
@@ -168,12 +211,13 @@ def test_run_account_sweep_resume_and_silos_see_the_same_choices(tmp_path):
     written = RunDirectory.open(tmp_path / "run").config
     assert not picked.keys() & written.algorithm.model_fields_set, "config.toml keeps what was asked"
     again = prepare(written, data)
-    assert again.chosen == picked
-    changed = variant(again, with_values(written, {"privacy.epsilon": 8.0}), None)
+    assert again.plan.chosen == picked
+    changed = prepared_on(again.ground, with_values(written, {"privacy.epsilon": 8.0}))
     assert changed.config.algorithm.rounds == picked["rounds"]
-    assert changed.chosen["step_size"] > picked["step_size"]
-    silo = assemble(parse_config(again.parts.config.model_dump()), again.parts.facts, {"value": [1.0] * 3})
+    assert changed.plan.chosen["step_size"] > picked["step_size"]
+    silo = Plan.from_json(json.loads(json.dumps(again.plan.to_json())))
     assert float(silo.algorithm.step_size) == pytest.approx(picked["step_size"])
+    assert silo.chosen == picked
 
     bare = parse_config(tree | {"data": {"sizes": list(data.sizes)}, "model": {"parameters": 6}})
     assert {row["count"] for silo in account(bare)["silos"] for row in silo["releases"]} == {picked["rounds"]}

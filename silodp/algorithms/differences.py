@@ -214,7 +214,7 @@ def spider_alt(c: Choice) -> None:
     """spider-alt: no theorem; spider's with q = 2."""
     difference_clips(c)
     rounds = c.pick("rounds", lambda: whole(math.sqrt(2) * horizon(c)))
-    c.pick("step_size", lambda: difference_step(c, rounds, 2))
+    c.pick("step_size", lambda: stable_step(c, difference_noise(c, rounds=rounds), 2))
 
 
 # --- the noise that the papers print -----------------------------------------------------------------------

@@ -118,14 +118,17 @@ class Entry:
         return self.build(**{name: value(name) for name in fields})
 
     def with_placeholders(self, options: AlgorithmConfig) -> AlgorithmConfig:
-        """Numbers that do not shape the program need not be given where only its cost is asked."""
+        """Numbers that do not shape the program need not be given where only its cost is asked, nor a compressor:
+        noise is added before it."""
         given = options.given
-        missing = {
+        missing: dict[str, Any] = {
             f.name: PLACEHOLDER
             for f in dataclasses.fields(self.build)
             if not f.metadata.get("static") and f.name not in ("prox", "batch", *self.fixed, *given)
             and (f.default is dataclasses.MISSING or f.name.startswith("clip"))
         }  # fmt: skip
+        if self.compression in ("plain", "shifted"):
+            missing["compressor"] = "identity"
         return AlgorithmConfig.model_validate(missing | options.model_dump(exclude_unset=True, exclude_none=True))
 
     def _batch(self, options: AlgorithmConfig, channel: Channel) -> BatchRule:
@@ -174,7 +177,8 @@ def option(options: AlgorithmConfig, spec: dataclasses.Field, *, clipless: bool)
     if value is None and spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
         raise ConfigError(f"algorithm.{spec.name} is missing: {options.name} needs it")
     if value is None:
-        return spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
+        value = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
+        return jnp.float32(value) if isinstance(value, float) and not spec.metadata.get("static") else value
     if spec.metadata.get("static", False):
         return value
     if not isinstance(value, int | float):

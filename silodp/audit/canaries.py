@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from silodp.data import FederatedData, SiloData
+from silodp.data import FederatedData, Note, SiloData
 from silodp.gradients import embed
 from silodp.models import Model, from_loss
 
@@ -52,7 +52,8 @@ def make_canaries(seed: int, sizes: tuple[int, ...] = SIZES) -> Canaries:
 
 def canary_data(canaries: Canaries) -> FederatedData:
     rows = np.array([FEATURES[k] for k in canaries.kind])
-    features = np.column_stack([np.arange(canaries.kind.size), rows]).astype(np.float32)
+    spare = np.zeros(canaries.kind.size)  # five features, as the example options of algorithms expect
+    features = np.column_stack([np.arange(canaries.kind.size), rows, spare]).astype(np.float32)
     sign = canaries.sign.astype(np.float32)
 
     def silo(i: int) -> SiloData:
@@ -60,7 +61,7 @@ def canary_data(canaries: Canaries) -> FederatedData:
         return SiloData(f"silo {i}", features[own], sign[own])
 
     silos = tuple(silo(i) for i in range(canaries.silo.max() + 1))
-    return FederatedData("canaries", silos, None, "regression", (), ("public: made for an audit",))
+    return FederatedData("canaries", silos, None, "regression", (), (Note(True, "made for an audit"),))
 
 
 def canary_model(coordinates: int) -> Model:
@@ -72,7 +73,7 @@ def canary_model(coordinates: int) -> Model:
 
 def canary_loss(params: PyTree, record: tuple[Array, Array]) -> Array:
     features, sign = record
-    coordinate, steady, turning, drive = features
+    coordinate, steady, turning, drive, _ = features
     own = embed(params["canary"], coordinate.astype(jnp.int32))[0]
     clock = embed(params["clock"], jnp.int32(0))[0]
     pull = steady * (1 + clock) + turning * jnp.cos(jnp.pi * clock / DRIFT)

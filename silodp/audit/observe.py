@@ -1,4 +1,8 @@
-"""A run as an adversary sees it: the library's own federation and channels, with everything that is released kept."""
+"""A run as an adversary sees it: the library's own federation and channels, with everything that is released kept.
+
+What a silo sends is made of what it has noised, so the releases themselves are looked at: an adversary who knows the
+silo's memory and undoes what the silo did with them (local steps, control variates, compression) could see no more.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from silodp.channels import Channel
-from silodp.core import Answer, Public, Silo, Vector
+from silodp.core import Answer, Public, Release, Silo, Vector
 from silodp.plan.certificate import settle
 from silodp.run.federation import Ends, SimulatedFederation
 from silodp.run.runner import Prepared
@@ -34,6 +38,26 @@ class View:
         self.own_noise.append(own_noise)
 
 
+class WatchedSilo(Silo):
+    """A silo whose releases are kept. Its loops are written out: what happens inside them must be seen too."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.seen: list[Vector] = []
+
+    def saw(self, release: Release, noised: Vector) -> None:
+        self.seen.append(noised)
+
+    def loop(self, steps: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+        for k in range(steps):
+            carry = body(jnp.int32(k), carry)
+        return carry
+
+
+class WatchedSimulation(SimulatedFederation):
+    silo_kind = WatchedSilo
+
+
 class Watched:
     """The channel, and a copy of what passed through it in one question."""
 
@@ -43,24 +67,27 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.channel, name)
 
-    def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
-        self.public = isinstance(answer, Public)
-        return self.channel.send(answer, silo, memory)
+    def send(self, answer: Answer, silo: WatchedSilo, memory: PyTree) -> tuple[PyTree, PyTree]:
+        message, memory = self.channel.send(answer, silo, memory)
+        return (message, silo.seen), memory
 
     def receive(self, messages: PyTree, *rest: Any) -> tuple[Vector, Any, PyTree]:
-        self.messages = messages
-        return self.channel.receive(messages, *rest)
+        self.messages, self.released = messages
+        return self.channel.receive(self.messages, *rest)
 
-    def seen(self, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
-        """What an adversary sees, as the channel says: one row for everybody, or a row for each silo."""
-        return self.channel.seen(self.messages, mean, before)
+    def bits(self, messages: PyTree) -> Any:
+        return self.channel.bits(messages[0])
 
 
 class WatchedFederation:
-    """Runs every question through `SimulatedFederation`, compiled one by one, and keeps each silo's view."""
+    """Runs every question through `SimulatedFederation`, compiled one by one, and keeps each silo's view.
 
-    def __init__(self, prepared: Prepared, blank: Bool[np.ndarray, " k"]):
-        self.problem, self.setting, self.blank = prepared.problem, prepared.setting, blank
+    `coordinates`: those that belong to records. A release of another shape (a statistic) has none; it is left to the
+    check on neighbours.
+    """
+
+    def __init__(self, prepared: Prepared, coordinates: int):
+        self.problem, self.setting, self.coordinates = prepared.problem, prepared.setting, coordinates
         self.silos = len(self.problem.silos)
         self.views = [View() for _ in range(self.silos)]
         # Functions of this federation alone: a program never outlives the code it was compiled from.
@@ -73,18 +100,17 @@ class WatchedFederation:
         self.present = self._simulated().present
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
-        value, self.ends, seen, made_public = self._mean(self._facts(), self.ends, query, public)
-        rows = [self._canaries(row) for row in seen]
-        if made_public:
-            rows = [self._without(row, public) for row in rows]
-        own_noise = len(rows) == self.silos
-        for view, row in zip(self.views, rows if own_noise else rows * self.silos, strict=True):
-            view.add(row, own_noise)
+        value, self.ends, seen = self._mean(self._facts(), self.ends, query, public)
+        for rows in filter(self._of_records, seen):
+            own_noise = len(rows) == self.silos
+            for i, view in enumerate(self.views):
+                view.add(self._canaries(rows[i if own_noise else 0]), own_noise)
         return value
 
     def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
-        value, self.ends = self._local(self._facts(), self.ends, jnp.asarray(index), task, public)
-        self.views[int(index)].add(self._without(self._canaries(value), public), True)
+        value, self.ends, seen = self._local(self._facts(), self.ends, jnp.asarray(index), task, public)
+        for row in seen:
+            self.views[int(index)].add(self._canaries(row), True)
         return value
 
     def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
@@ -99,15 +125,12 @@ class WatchedFederation:
     def _facts(self) -> tuple[Any, ...]:
         return self.problem, self.setting, self.round
 
+    def _of_records(self, rows: Float[Array, "views k"]) -> bool:
+        return rows.shape[-1] == self.problem.objective.parameters
+
     def _canaries(self, vector: Vector) -> Float[np.ndarray, " k"]:
         """The coordinates that belong to records; the clock is of no use to the adversary."""
-        return np.asarray(vector, np.float64)[: self.blank.size]
-
-    def _without(self, made: Float[np.ndarray, " k"], public: tuple[Array, ...]) -> Float[np.ndarray, " k"]:
-        """What a silo made from public points, less their part in it: as the coordinates without records show it."""
-        points = np.stack([self._canaries(p) for p in public if p.ndim == 1], axis=1)
-        parts = np.linalg.lstsq(points[self.blank], made[self.blank])[0]
-        return made - points @ parts
+        return np.asarray(vector, np.float64)[: self.coordinates]
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,28 +138,33 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return eqx.filter_jit(function, **quick)
 
 
-def simulated(facts: tuple[Any, ...], ends: Ends, channel: Any) -> SimulatedFederation:
+def simulated(facts: tuple[Any, ...], ends: Ends, channel: Any) -> WatchedSimulation:
     problem, setting, round = facts
-    return SimulatedFederation(
-        problem.objective, channel, problem.silos, problem.participation, setting.key, round, ends
-    )
+    return WatchedSimulation(problem.objective, channel, problem.silos, problem.participation, setting.key, round, ends)
 
 
 def ask_everyone(facts: tuple[Any, ...], ends: Ends, query: Any, public: tuple[Array, ...]) -> tuple[Any, ...]:
     watched = Watched(facts[1].channel)
     fed = simulated(facts, ends, watched)
     value = fed.mean(query, *public)
-    return value, fed.ends, watched.seen(value, ends.silo_channel), watched.public
+    return value, fed.ends, watched.channel.seen(watched.messages, value, watched.released)
 
 
 def ask_one(facts: tuple[Any, ...], ends: Ends, index: Array, task: Any, public: tuple[Array, ...]) -> tuple[Any, ...]:
     fed = simulated(facts, ends, facts[1].channel)
-    return fed.local(index, task, *public), fed.ends
+    seen: list[Vector] = []
+
+    def watched(silo: WatchedSilo, *public: Array) -> Public:
+        answer = task(silo, *public)
+        seen.extend(silo.seen)
+        return answer
+
+    return fed.local(index, watched, *public), fed.ends, seen
 
 
-def observe(prepared: Prepared, blank: Bool[np.ndarray, " k"]) -> list[View]:
+def observe(prepared: Prepared, coordinates: int) -> list[View]:
     """The whole run, and what it showed of each silo; an error when it released anything but what its plan says."""
-    fed = WatchedFederation(prepared, blank)
+    fed = WatchedFederation(prepared, coordinates)
     state = prepared.setting.algorithm.init(prepared.setting.x0)
     for r in range(prepared.problem.rounds):
         fed.begin_round(r)

@@ -28,7 +28,7 @@ from silodp.audit.attack import Reading
 from silodp.channels.sealed import Terms
 from silodp.channels.shuffled import MESSAGE, Shuffled, message_bytes, message_vector
 from silodp.core import Account, Silo, Site
-from silodp.data import FederatedData, SiloData
+from silodp.data import FederatedData, Note, SiloData
 from silodp.deploy.shuffler import Shuffler
 from silodp.models import Model, from_loss
 from silodp.plan.plan import Plan
@@ -65,7 +65,7 @@ def message_data() -> FederatedData:
     silos = tuple(
         SiloData(f"silo {i}", np.ones((n, 1), np.float32), np.zeros(n, np.float32)) for i, n in enumerate(SIZES)
     )
-    return FederatedData("messages", silos, None, "regression", (), ("public: made for an audit",))
+    return FederatedData("messages", silos, None, "regression", (), (Note(True, "made for an audit"),))
 
 
 def message_model() -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -79,12 +79,22 @@ class Row:
     measured_eps0: float | None = None
 
 
-def audit(algorithms: Sequence[str] | None = None, trusts: Sequence[str] | None = None, *, seed: int = 0) -> list[Row]:
-    """A row for each named private algorithm (default: all) under each of its trust models (or those named)."""
+def audit(
+    algorithms: Sequence[str] | None = None,
+    trusts: Sequence[str] | None = None,
+    *,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> list[Row]:
+    """A row for each named private algorithm (default: all) under each of its trust models (or those named).
+
+    `options`: algorithm options in the place of those of the entry's example.
+    """
     names = [name for name, entry in REGISTRY.items() if entry.private] if algorithms is None else algorithms
     for name in names:
         refuse(name, find(name), trusts)
-    cases = [case for name in names for case in cases_of(name) if trusts is None or case.trust in trusts]
+    own = {f"algorithm.{key}": value for key, value in (options or {}).items()}
+    cases = [case for name in names for case in cases_of(name, changes=own) if trusts is None or case.trust in trusts]
     if not cases:
         supported = " or ".join(trusts_of(find(names[0])))
         raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
@@ -98,10 +108,12 @@ def trusts_of(entry: Entry) -> Sequence[str]:
     return registry.names("channel") if entry.trusts is None else entry.trusts
 
 
-def cases_of(name: str) -> list[Case]:
+def cases_of(name: str, trusts: Sequence[str] | None = None, changes: Mapping[str, Any] | None = None) -> list[Case]:
+    """An algorithm in every form of its trust models (or those named), with these changes of the config."""
     entry = find(name)
     forms = lambda trust: registry.find("channel", trust).audited(entry, entry.example)
-    return [Case(name, trust, form) for trust in trusts_of(entry) for form in forms(trust)]
+    changed = lambda form: form._replace(changes=form.changes | dict(changes or {}))
+    return [Case(name, trust, changed(form)) for trust in trusts or trusts_of(entry) for form in forms(trust)]
 
 
 def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
@@ -109,6 +121,10 @@ def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
         raise ConfigError(f"algorithm.name = {name!r}: adds no noise, so it claims nothing to audit")
     for trust in trusts or ():
         registry.check("channel", trust)
+
+
+def audit_case(case: Case, seed: int = 0) -> Row:
+    return audit_one(case, seed, Attacks())
 
 
 def audit_one(case: Case, seed: int, attacks: Attacks) -> Row:
@@ -147,7 +163,7 @@ def audit_run(case: Case, seed: int) -> Row:
     """A whole run, attacked through its canaries."""
     canaries = make_canaries(seed, sizes_of(case))
     prepared = prepare(small_run(case, seed), canary_data(canaries), canary_model(canaries.sign.size))
-    views = observe(prepared, canaries.blank)
+    views = observe(prepared, canaries.sign.size)
     claim, attained = claimed(prepared.plan)
     read = attack.separation if attained else attack.guessing
     readings = [read(scores(prepared, views, canaries, kind)) for kind in KINDS]
@@ -206,12 +222,19 @@ def claimed(plan: Plan) -> tuple[float, bool]:
     Otherwise the mu of a Gaussian mechanism under which signs are guessed right as often as the plan admits.
     """
     sizes = np.array(plan.facts.sizes)
-    exact = [accountant.gdp(plan.spent(silo)) for silo in range(sizes.size)]
+    spent = [seen_by_canaries(plan, silo) for silo in range(sizes.size)]
+    exact = [accountant.gdp(own) for own in spent]
     known = [mu for mu in exact if mu is not None]
     if len(known) == sizes.size:
         return float(sizes @ known / sizes.sum()), True
-    right = [right_guesses(plan.spent(silo)) for silo in range(sizes.size)]
+    right = [right_guesses(own) for own in spent]
     return 2 * float(gaussian.ppf(sizes @ right / sizes.sum())), False
+
+
+def seen_by_canaries(plan: Plan, silo: int) -> list[Spent]:
+    """Without releases that are no vectors of parameters: canaries have no coordinate of their own in a statistic."""
+    other = {name for name, size in plan.sizes.items() if size != plan.facts.parameters}
+    return [spent for spent in plan.spent(silo) if spent.releases.stream not in other]
 
 
 def right_guesses(spent: Sequence[Spent]) -> float:

@@ -93,6 +93,7 @@ class Channel(eqx.Module):
     sees: ClassVar[str] = ""
     honest: ClassVar[tuple[str, ...]] = ()
     if_others_collude: ClassVar[str] = ""
+    gaussian: ClassVar[bool] = True  # what it releases are means with Gaussian noise
     weighs_by_size: ClassVar[bool] = False  # silos weigh what they send, as a theorem for this channel expects
 
     multipliers: dict[str, Float[Array, " silos"]] = eqx.field(default_factory=dict, kw_only=True)
@@ -189,7 +190,9 @@ class Channel(eqx.Module):
         """Noise drawn in the silo, whatever the channel: what a silo computes locally only it can protect."""
         multiplier = self.multiplier(release.stream, silo)
         silo.account = silo.account.spend(release.stream, jnp.float32(0.0 if multiplier is None else multiplier))
-        return privatise(release, multiplier, silo.randomness, step)
+        noised = privatise(release, multiplier, silo.randomness, step)
+        silo.saw(release, noised)
+        return noised
 
     def bits(self, messages: PyTree) -> Any:
         """Bits of all silos' messages of a round."""
@@ -241,12 +244,14 @@ class Channel(eqx.Module):
         """The forms in which this trust model is audited for an algorithm with these example options."""
         return [Form({})]
 
-    def seen(self, messages: PyTree, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
-        """What an adversary sees of a round: a row for each silo, or one when only the mean is seen.
+    def seen(
+        self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
+    ) -> list[Float[Array, "views d"]]:
+        """What an adversary sees of a question: for each release a row for each silo, or one when only a mean is seen.
 
-        `before`: the silos' ends of the channel before the round.
+        `released`: what the silos noised themselves, which is all that their messages are made of.
         """
-        return messages
+        return list(released)
 
 
 class SiloEnd:

@@ -62,7 +62,10 @@ class Compressed(Untrusted):
             raise ConfigError(f"algorithm.{error}") from None
 
     def variance(self, parameters: int) -> float:
-        return self.compressor.omega(parameters) if self.compressor.unbiased else 0.0
+        try:
+            return self.compressor.omega(parameters) if self.compressor.unbiased else 0.0
+        except ValueError as error:
+            raise ConfigError(f"algorithm.{error}") from None
 
     def accounted(self, declared: Declared, silo: int, streams: Sequence[Stream]) -> list[Releases]:
         plain = super().accounted(declared, silo, streams)
@@ -127,12 +130,14 @@ class Compressed(Untrusted):
         decoded = jnp.asarray(self.compressor.decode(packed.arrays["bytes"].tobytes(), parameters))
         return Message(decoded, decoded, jnp.zeros(2, jnp.uint32), packed.facts["stream"])
 
-    def seen(self, messages: PyTree, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
+    def seen(
+        self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
+    ) -> list[Float[Array, "views d"]]:
         """A message as it was before compression, which can only show more; but when the claim is that rand-k's mask
         hides what it drops, without that."""
-        kept = before.get(messages.stream, 0.0)
-        private = messages.vector - kept if self.feedback else messages.vector + kept
-        return jnp.where(messages.decoded != 0, private, 0.0) if self.mask_amplification else private
+        if not self.mask_amplification:
+            return list(released)
+        return [jnp.where(messages.decoded != 0, row, 0.0) for row in released]
 
     def _rate(self, parameters: int) -> float:
         return shift_rate(self.compressor.omega(parameters))

@@ -157,6 +157,7 @@ class Summed(Channel):
     """
 
     name: ClassVar[str] = "shuffled"
+    gaussian: ClassVar[bool] = False
     weighs_by_size: ClassVar[bool] = True
     sees: ClassVar[str] = (
         "the sums over all silos' records of rounded integers and coins, in every round, and no part of them"
@@ -286,8 +287,10 @@ class Summed(Channel):
     def silo_end(self, declared: Declared, index: int, agreed: bytes, shuffler: Any) -> SiloEnd:
         return MaskedEnd(self, declared.facts, index, agreed)
 
-    def seen(self, messages: PyTree, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
-        return mean[None]
+    def seen(
+        self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
+    ) -> list[Float[Array, "views d"]]:
+        return list(released) or [mean[None]]
 
 
 class MaskedEnd(SiloEnd):

@@ -54,6 +54,7 @@ class Shuffled(Channel):
     """Local randomizers and a shuffler."""
 
     name: ClassVar[str] = "shuffled"
+    gaussian: ClassVar[bool] = False
     weighs_by_size: ClassVar[bool] = True
     sees: ClassVar[str] = (
         "the unordered, anonymous messages of all silos' records in every round, and what follows from them"
@@ -140,7 +141,7 @@ class Shuffled(Channel):
         stream = next(s.name for s in declared.streams[0] if not (s.local or s.alone))
         size = known_dimension(declared, stream)
         sent = declared.facts.fewest(declared.divisors(stream))
-        variance = self.randomizer(1 / nominal[0]).variance(size, 1.0) / size / sent
+        variance = self.randomizer(1 / float(nominal[0])).variance(size, 1.0) / size / sent
         return np.full(len(nominal), math.sqrt(variance))
 
     def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float) -> dict[str, float] | None:

@@ -6,6 +6,7 @@ The noise is scaled to the record that moves the average most; a silo whose reco
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -95,5 +96,7 @@ class Trusted(Channel):
             return Public(value)
         return Release(value, jnp.asarray(packed.arrays["bound"]), packed.facts["stream"])
 
-    def seen(self, messages: PyTree, mean: Vector, before: PyTree) -> Float[Array, "views d"]:
-        return mean[None]
+    def seen(
+        self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
+    ) -> list[Float[Array, "views d"]]:
+        return list(released) or [mean[None]]

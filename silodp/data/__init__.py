@@ -3,16 +3,15 @@
 from silodp.data.datasets import DATASETS, load_dataset
 from silodp.data.load import load_data, read_data
 from silodp.data.partition import PARTITIONS
-from silodp.data.preprocess import FITTED, PUBLIC, STEPS
-from silodp.data.types import FederatedData, SiloData, Table, Task
+from silodp.data.preprocess import STEPS
+from silodp.data.types import FederatedData, Note, SiloData, Table, Task
 
 __all__ = [
     "DATASETS",
-    "FITTED",
     "PARTITIONS",
-    "PUBLIC",
     "STEPS",
     "FederatedData",
+    "Note",
     "SiloData",
     "Table",
     "Task",

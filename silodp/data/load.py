@@ -14,7 +14,6 @@ from silodp.config import DataConfig
 from silodp.data.datasets import DATASETS, load_dataset
 from silodp.data.partition import Request, Rows, divide, hold_out, select
 from silodp.data.preprocess import (
-    PUBLIC,
     apply_steps,
     categorical_columns,
     parse_steps,
@@ -28,7 +27,7 @@ from silodp.data.tables import (
     read_one,
     read_tables,
 )
-from silodp.data.types import FederatedData, SiloData, Table, Task
+from silodp.data.types import FederatedData, Note, SiloData, Table, Task
 from silodp.errors import ConfigError
 
 MOST_INFERRED_CLASSES = 20
@@ -41,7 +40,7 @@ class _Pool:
     table: Table
     test: Table | None
     task: Task
-    notes: list[str]
+    notes: list[Note]
 
 
 def load_data(
@@ -74,6 +73,8 @@ def load_data(
     records: keep the first so many records of every silo. sizes: of the silos (iid, by-label).
     per_class, limit: use only the first so many records of every class, so many drawn at random.
     preprocess: see `silodp.data.preprocess`.
+
+    Records with several arrays, whole numbers or several targets: `FederatedData.of`.
     """
     steps = parse_steps(preprocess)
     columns = Columns(target, silo_column, categorical_columns(steps))
@@ -82,16 +83,16 @@ def load_data(
     labels = table.targets if table.classes else None
     if limit is not None or per_class is not None:
         table = table.take(select(len(table), labels, limit, per_class, _rng(seed, "select")))
-        notes.append(f"{PUBLIC}: limit = {limit}, per_class = {per_class}: {len(table)} records")
+        notes.append(Note(True, f"limit = {limit}, per_class = {per_class}: {len(table)} records"))
     held_out = pool.test
     if isinstance(test, float | int):
         table, held_out = _split(table, test, _rng(seed, "split"))
-        notes.append(f"{PUBLIC}: {len(held_out)} records held out for testing, seed {seed}")
+        notes.append(Note(True, f"{len(held_out)} records held out for testing, seed {seed}"))
     parts, names, note = _divide(table, silos, partition, sizes, alpha, seed)
     parts = _checked(parts, names, records)
     table, parts = _only_used(table, parts)
     if records is not None:
-        notes.append(f"{PUBLIC}: the first {records} records of every silo are used")
+        notes.append(Note(True, f"the first {records} records of every silo are used"))
     table, held_out, fitted = apply_steps(steps, table, held_out)
     for each in filter(None, (table, held_out)):
         check_features(each)
@@ -187,14 +188,14 @@ def _given_silos(table: Table) -> list[Rows]:
 
 def _targets(
     tables: list[Table], task: Task | None, classes: Sequence[str | int] | None
-) -> tuple[Task, tuple[str, ...], list[str]]:
+) -> tuple[Task, tuple[str, ...], list[Note]]:
     """Task, class labels in the order of their indices (none for regression), and notes."""
     if task is not None and task not in get_args(Task):
         raise ValueError(f"task = '{task}': need one of {', '.join(get_args(Task))}")
     notes = []
     if task is None:
         task = "classification" if classes or _looks_like_classes(tables) else "regression"
-        notes.append(f"{PUBLIC}: task taken to be {task} (set `task` to change it)")
+        notes.append(Note(True, f"task taken to be {task} (set `task` to change it)"))
     if task == "regression":
         if classes:
             raise ValueError("classes: only for classification, but task = 'regression'")
@@ -203,7 +204,7 @@ def _targets(
     if len(labels) < 2 or len(set(labels)) < len(labels):
         raise ValueError(f"classes = {list(labels)}: need two or more different labels")
     shown = ", ".join(f"{label} -> {i}" for i, label in enumerate(labels[:30]))
-    return task, labels, [*notes, f"{PUBLIC}: labels, taken as known beforehand: {shown}"]
+    return task, labels, [*notes, Note(True, f"labels, taken as known beforehand: {shown}")]
 
 
 def _looks_like_classes(tables: list[Table]) -> bool:
@@ -274,7 +275,7 @@ def _divide(
     sizes: Sequence[int] | None,
     alpha: float | None,
     seed: int,
-) -> tuple[list[Rows], list[str], str]:
+) -> tuple[list[Rows], list[str], Note]:
     if table.groups is not None:
         if partition is not None or sizes is not None or alpha is not None:
             raise ValueError(
@@ -284,7 +285,7 @@ def _divide(
         parts, names = _given_silos(table), list(table.silo_names)
         if silos not in (None, len(parts)):
             raise ValueError(f"silos = {silos}: the source has {len(parts)} silos")
-        return parts, names, f"{PUBLIC}: {len(parts)} silos as given"
+        return parts, names, Note(True, f"{len(parts)} silos as given")
     kind = partition or "iid"
     labels = table.targets if table.classes else None
     fixed = None if sizes is None else tuple(sizes)
@@ -292,10 +293,10 @@ def _divide(
         raise ValueError(f"silos = {silos}: sizes lists {len(fixed)} silos")
     rng = _rng(seed, "partition")
     parts = divide(kind, Request(len(table), labels, table.classes, silos, fixed, alpha, rng))
-    note = f"{PUBLIC}: partition {kind} into {len(parts)} silos, seed {seed}"
+    text = f"partition {kind} into {len(parts)} silos, seed {seed}"
     if sum(map(len, parts)) > len(np.unique(np.concatenate(parts))):
-        note += "; silos share records, so the guarantee is per record AND silo, not per record"
-    return parts, [f"silo {i}" for i in range(len(parts))], note
+        text += "; silos share records, so the guarantee is per record AND silo, not per record"
+    return parts, [f"silo {i}" for i in range(len(parts))], Note(True, text)
 
 
 def _checked(parts: list[Rows], names: list[str], records: int | None) -> list[Rows]:

@@ -17,13 +17,10 @@ from jaxtyping import Float32
 from sklearn.decomposition import PCA
 
 from silodp.data.tables import load_npz
-from silodp.data.types import Table
-
-PUBLIC = "public"
-FITTED = "not private: fitted on private data"
+from silodp.data.types import Note, Table
 
 Transform = Callable[[Table], Table]
-Fitted = tuple[Transform, str]  # the transform, and its note
+Fitted = tuple[Transform, Note]  # the transform, and its note
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,11 @@ class Step:
         if self.argument:
             raise self.error("takes no argument")
 
-    def note(self, mark: str, detail: str) -> str:
-        return f"{mark}: {self}: {detail}"
+    def public(self, detail: str) -> Note:
+        return Note(True, f"{self}: {detail}")
+
+    def fitted(self, detail: str) -> Note:
+        return Note(False, f"fitted on private data: {self}: {detail}")
 
 
 def parse_steps(texts: Sequence[str]) -> list[Step]:
@@ -77,7 +77,7 @@ def categorical_columns(steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(name for step in steps if step.name == "one-hot" for name in _one_hot_names(step))
 
 
-def apply_steps(steps: Sequence[Step], train: Table, test: Table | None) -> tuple[Table, Table | None, list[str]]:
+def apply_steps(steps: Sequence[Step], train: Table, test: Table | None) -> tuple[Table, Table | None, list[Note]]:
     """Fit every step on `train`, apply it to both, and say what was done."""
     notes = []
     for step in steps:
@@ -114,26 +114,26 @@ def _no_categories(step: Step, train: Table) -> None:
 
 def _flatten(step: Step, train: Table) -> Fitted:
     step.no_argument()
-    return _on_features(_flat), step.note(PUBLIC, "each record as one row of numbers")
+    return _on_features(_flat), step.public("each record as one row of numbers")
 
 
 def _divide(step: Step, train: Table) -> Fitted:
     constant = step.number()
     _no_categories(step, train)
-    return _on_features(lambda x: x / constant), step.note(PUBLIC, "features over a constant")
+    return _on_features(lambda x: x / constant), step.public("features over a constant")
 
 
 def _standardise(step: Step, train: Table) -> Fitted:
     """Per feature; constants from an npz file with `mean` and `std`, or fitted."""
     if step.argument:
         mean, std = _constants(step, train)
-        note = step.note(PUBLIC, "per feature, with constants from the file")
+        note = step.public("per feature, with constants from the file")
     else:
         mean = train.features.mean(axis=0, dtype=np.float64)
         std = train.features.std(axis=0, dtype=np.float64)
         # a column that is constant in float32 carries nothing: it becomes 0, not 0/0
         std = np.where(std > 1e-7 * np.abs(mean), std, 1.0)
-        note = step.note(FITTED, "mean and deviation of every feature")
+        note = step.fitted("mean and deviation of every feature")
     codes = [train.names.index(name) for name in train.categories]  # indices, not quantities
     mean[..., codes], std[..., codes] = 0.0, 1.0
     mean, std = mean.astype(np.float32), std.astype(np.float32)
@@ -156,11 +156,11 @@ def _standardise_all(step: Step, train: Table) -> Fitted:
     _no_categories(step, train)
     if step.argument:
         mean, std = step.numbers(2)
-        note = step.note(PUBLIC, "one given mean and deviation for all features")
+        note = step.public("one given mean and deviation for all features")
     else:
         mean = float(train.features.mean(dtype=np.float64))
         std = float(train.features.std(dtype=np.float64))
-        note = step.note(FITTED, f"one mean {mean:.6g} and deviation {std:.6g} for all features")
+        note = step.fitted(f"one mean {mean:.6g} and deviation {std:.6g} for all features")
     if std <= 0:
         raise step.error("the deviation has to be positive")
     return _on_features(lambda x: (x - np.float32(mean)) / np.float32(std)), note
@@ -174,7 +174,7 @@ def _pca(step: Step, train: Table) -> Fitted:
     pca = PCA(int(step.argument), svd_solver="full" if flat.shape[1] < 50 else "covariance_eigh")
     pca.fit(flat)
     share = pca.explained_variance_ratio_.sum()
-    note = step.note(FITTED, f"principal axes, {share:.1%} of the variance kept")
+    note = step.fitted(f"principal axes, {share:.1%} of the variance kept")
     return _on_flat_features(pca.transform), note
 
 
@@ -187,14 +187,14 @@ def _normalise(step: Step, train: Table) -> Fitted:
         norms[norms == 0] = 1
         return x / norms.reshape(-1, *[1] * (x.ndim - 1))
 
-    return _on_features(unit), step.note(PUBLIC, "every record to unit norm, by itself")
+    return _on_features(unit), step.public("every record to unit norm, by itself")
 
 
 def _bias(step: Step, train: Table) -> Fitted:
     step.no_argument()
     _no_categories(step, train)
     append = lambda x: np.column_stack([x, np.ones(len(x), np.float32)])
-    return _on_flat_features(append), step.note(PUBLIC, "a last column of ones")
+    return _on_flat_features(append), step.public("a last column of ones")
 
 
 def _one_hot_names(step: Step) -> list[str]:
@@ -217,7 +217,7 @@ def _one_hot(step: Step, train: Table) -> Fitted:
         return table
 
     width = sum(len(codes) for codes, _ in values.values())
-    return transform, step.note(FITTED, f"{width} columns, one for each value in the data")
+    return transform, step.fitted(f"{width} columns, one for each value in the data")
 
 
 def _values(train: Table, name: str) -> tuple[np.ndarray, list[str]]:
@@ -242,7 +242,7 @@ def _expand(table: Table, name: str, codes: np.ndarray, labels: Sequence[str]) -
     )
 
 
-def _scale_targets(step: Step, train: Table, constant: float, note: str) -> Fitted:
+def _scale_targets(step: Step, train: Table, constant: float, note: Note) -> Fitted:
     if train.classes:
         raise step.error("is for regression, but the targets are classes")
     scaled = lambda table: (table.targets / constant).astype(np.float32)
@@ -250,7 +250,7 @@ def _scale_targets(step: Step, train: Table, constant: float, note: str) -> Fitt
 
 
 def _target_divide(step: Step, train: Table) -> Fitted:
-    return _scale_targets(step, train, step.number(), step.note(PUBLIC, "targets over a constant"))
+    return _scale_targets(step, train, step.number(), step.public("targets over a constant"))
 
 
 def _target_max(step: Step, train: Table) -> Fitted:
@@ -258,7 +258,7 @@ def _target_max(step: Step, train: Table) -> Fitted:
     largest = float(np.abs(train.targets).max())
     if largest == 0:
         raise step.error("all targets are 0")
-    note = step.note(FITTED, f"targets over their largest magnitude {largest:g}")
+    note = step.fitted(f"targets over their largest magnitude {largest:g}")
     return _scale_targets(step, train, largest, note)
 
 
@@ -268,7 +268,7 @@ def _target_parity(step: Step, train: Table) -> Fitted:
         raise step.error("needs class labels that are whole numbers")
     parity = np.array([int(name) % 2 for name in train.classes], np.int32)
     change = lambda t: replace(t, targets=parity[t.targets], classes=("even", "odd"))
-    return change, step.note(PUBLIC, "class 0 for even labels, 1 for odd")
+    return change, step.public("class 0 for even labels, 1 for odd")
 
 
 STEPS: dict[str, Callable[[Step, Table], Fitted]] = {

@@ -72,6 +72,8 @@ def from_arrays(
     silo_of: np.ndarray | None = None,
 ) -> Table:
     """A table of numeric arrays, checked: (n, ...) features, (n,) targets, finite, not empty."""
+    if isinstance(features, dict) or isinstance(targets, dict):
+        raise ValueError(f"{source}: several arrays are no table; use silodp.FederatedData.of")
     features, targets = np.asarray(features), np.asarray(targets)
     if features.ndim < 2 or targets.ndim != 1 or len(features) != len(targets):
         raise ValueError(

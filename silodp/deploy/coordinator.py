@@ -31,7 +31,7 @@ from silodp.errors import Refused
 from silodp.plan.plan import Plan
 from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandomness, party_key
 
-Records = Mapping[str, np.ndarray]  # of one silo: features, targets
+Records = Mapping[str, np.ndarray]  # of one silo: every array by its path, features... and targets...
 
 
 class SiloProcess(AbstractContextManager["SiloProcess"]):

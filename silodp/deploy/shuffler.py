@@ -191,7 +191,7 @@ def submitted(arrays: Mapping[str, np.ndarray]) -> list[bytes]:
 def terms_of(told: Any) -> Terms:
     try:
         return Terms(**{name: int(value) for name, value in told.items()})
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise Refused(f"terms must be an object with the fields {', '.join(Terms._fields)}") from error
 
 

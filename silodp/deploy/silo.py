@@ -17,18 +17,20 @@ from typing import Any, BinaryIO
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from silodp import registry
 from silodp.core import Account, Silo, Site, ask, privatised
 from silodp.deploy.shuffler import ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
-from silodp.facts import Stream
+from silodp.facts import Facts, Stream
 from silodp.models import model_of
 from silodp.objective import build_objective, example_record
+from silodp.plan.checks import vouched_bounds
 from silodp.plan.plan import Plan, make_plan
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
+from silodp.records import count, fitting
 
 
 class ShufflerLink:
@@ -47,10 +49,9 @@ class SiloServer:
         self.seed: int | None = setup["seed"]
         self.plan = Plan.from_json(setup["plan"])
         facts = self.plan.facts
-        if len(records["targets"]) != facts.sizes[self.index]:
-            raise Refused(
-                f"setup: this silo has {len(records['targets'])} records, the plan says {facts.sizes[self.index]}"
-            )
+        stored, size = own_records(facts, records)
+        if size != facts.sizes[self.index]:
+            raise Refused(f"setup: this silo has {size} records, the plan says {facts.sizes[self.index]}")
         self._check_plan()
         model = model_of(self.plan.config.model, facts)
         self.objective = build_objective(model, example_record(facts), self.plan.config.model.engine)
@@ -60,9 +61,9 @@ class SiloServer:
         channel = self.plan.noised.alone()
         link = None if setup["shuffler"] is None else ShufflerLink(setup["shuffler"])
         self.end = channel.silo_end(self.plan.declared, self.index, agreed_bytes(setup), link)
-        stored = (jnp.asarray(records["features"]), jnp.asarray(records["targets"]))
-        size, index = jnp.int32(len(records["targets"])), jnp.int32(self.index)
-        self.site = Site(self.objective, channel, stored, size, index, alone=True)
+        self.site = Site(self.objective, channel, stored, jnp.int32(size), jnp.int32(self.index), alone=True)
+        # A silo believes nobody: that the queries let nothing out it has to see for itself.
+        vouched_bounds(self.plan, self.objective, jax.tree.map(lambda leaf: leaf[None], stored))
         self.streams = {s.name: s for s in self.plan.releases(self.index)}
         self.account = Account.empty(list(self.streams))
         self.memory: Any = ()
@@ -178,6 +179,16 @@ class SiloServer:
                     f"stream {name!r}: the plan allows {self.streams[name].count} releases; "
                     "one more would exceed this silo's budget"
                 )
+
+
+def own_records(facts: Facts, arrays: Mapping[str, np.ndarray]) -> tuple[PyTree[Array], int]:
+    """The records that came by name, as the tree that the plan describes, and how many they are."""
+    if facts.record is None:
+        raise Refused("setup: the plan does not say what a record is")
+    try:
+        return jax.tree.map(jnp.asarray, fitting(facts.record, arrays)), count(arrays)
+    except ValueError as error:
+        raise Refused(f"setup: {error}") from None
 
 
 def fresh_seed() -> np.ndarray:

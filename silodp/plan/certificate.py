@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from silodp.core import Account, Tally
+from silodp.data.types import Note
 from silodp.facts import Stream
 from silodp.plan.plan import Claim, Plan
 from silodp.privacy import accountant
@@ -31,10 +32,12 @@ class AccountingError(RuntimeError):
 class Context:
     """What the certificate says beside the numbers."""
 
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     stamp: str | None = SIMULATED
     versions: Mapping[str, str] = field(default_factory=dict)
     claim: Claim | None = None
+    bounds: Mapping[str, str] = field(default_factory=dict)  # by stream: who vouches for its bound
+    outside: tuple[str, ...] = ()  # parts that are not the library's own
 
 
 def settle(plan: Plan, account: Account) -> list[list[Spent]]:
@@ -88,8 +91,9 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
         "calibration": plan.config.privacy.calibration,
         "claim": claim,
         "silos": silos,
-        "outside_the_guarantee": outside(context.notes),
-        "public_preprocessing": [note for note in context.notes if not note.startswith("not private")],
+        "bounds": dict(context.bounds),
+        "outside_the_guarantee": [*context.outside, *outside(context.notes)],
+        "public_preprocessing": [str(note) for note in context.notes if note.public],
         "versions": dict(context.versions),
     }
 
@@ -135,10 +139,9 @@ def curve_points(own: Sequence[Spent], epsilon: float) -> list[dict[str, float]]
     return [{"epsilon": e, "delta": float(d)} for e, d in zip(grid, deltas, strict=True)]
 
 
-def outside(notes: Sequence[str]) -> list[str]:
-    fitted = [note for note in notes if note.startswith("not private")]
+def outside(notes: Sequence[Note]) -> list[str]:
     return [
-        *fitted,
+        *(str(note) for note in notes if not note.public),
         "the process that starts a run on one machine reads all silos' records",
         "the history (objective, gradient norm) is measured on the private records",
         "hyper-parameters chosen by looking at results on these records are not covered",
@@ -164,6 +167,7 @@ def as_text(tree: Mapping[str, Any]) -> str:
             f"The paper's claim of epsilon {claim['claimed_epsilon']:g} {verdict}: the noise gives "
             f"{claim['true_epsilon']:.4g} ({claim['formula']})."
         )
+    lines += [f"Bound of {stream}: {words}." for stream, words in tree["bounds"].items() if words.startswith("stated")]
     for silo in tree["silos"]:
         lines += ["", *silo_lines(silo)]
     lines += ["", "Outside the guarantee:", *(f"  - {note}" for note in tree["outside_the_guarantee"])]

@@ -18,17 +18,19 @@ from collections.abc import Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
-from jaxtyping import PyTree
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from silodp.config import Config, load_config, to_toml
 from silodp.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
+# JAX is imported where trees are written or read: a command that refuses a config must not wait for it.
 PACKAGES = ("silodp", "jax", "jaxlib", "equinox", "numpy", "scipy", "dp-accounting")
 TRAJECTORY = "trajectory.safetensors"
 POINTS = "trajectory.partial"  # of a run that goes on: appended to, as the history is
@@ -132,8 +134,7 @@ class RunDirectory:
         names = [path for path, _ in named_leaves(like)]
         if set(names) != arrays.keys() - {"rows"}:
             raise ConfigError(f"{file}: made by another configuration or version; start a new run")
-        leaves = [jax.numpy.asarray(arrays[name]) for name in names]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), int(arrays["rows"])
+        return rebuilt(like, [arrays[name] for name in names]), int(arrays["rows"])
 
     def forget_checkpoint(self) -> None:
         (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
@@ -154,15 +155,43 @@ class RunDirectory:
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     """Leaves by their path, e.g. "/layers/0/weight"."""
+    import jax
+
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [("/" + jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in flat]
 
 
+def rebuilt(like: PyTree, leaves: list[np.ndarray]) -> PyTree:
+    """A tree of the shape of `like` with these leaves."""
+    import jax
+
+    return jax.tree.unflatten(jax.tree.structure(like), [jax.numpy.asarray(leaf) for leaf in leaves])
+
+
 def load_model(path: Path | str, params_like: PyTree, which: str = "last") -> PyTree:
-    """The parameters in a run's model.safetensors, in the model's own pytree."""
+    """The parameters in a run's model.safetensors, in the model's own pytree.
+
+    Args:
+        path: the file; `run.directory / "model.safetensors"`.
+        params_like: parameters of the same model, as `model.init(key)` gives them; only their shape is used.
+        which: "last" for the last iterate, "drawn" for the iterate of a uniformly drawn round.
+
+    Returns:
+        The parameters, for `model.predict(params, features)`.
+
+    Example:
+        >>> import jax, silodp, tempfile
+        >>> data = silodp.load_data("wbcd", silos=3, test=0.2, preprocess=["standardise"])
+        >>> folder = tempfile.mkdtemp()
+        >>> options = silodp.algorithms.DPGD(rounds=2, step_size=0.5, clip=1.0)
+        >>> run = silodp.train(algorithm=options, epsilon=3.0, data=data, out=f"{folder}/run")
+        >>> model = silodp.build_model("logistic", inputs=30)
+        >>> params = silodp.load_model(run.directory / "model.safetensors", model.init(jax.random.key(0)))
+        >>> bool((model.predict(params, data.test.features) == run.predict(data.test.features)).all())
+        True
+    """
     arrays = load_file(Path(path))
-    leaves = [arrays[which + name] for name, _ in named_leaves(params_like)]
-    return jax.tree.unflatten(jax.tree.structure(params_like), leaves)
+    return rebuilt(params_like, [arrays[which + name] for name, _ in named_leaves(params_like)])
 
 
 def is_resumable(path: Path) -> bool:

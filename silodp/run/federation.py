@@ -44,6 +44,8 @@ class Ends(eqx.Module):
 class SimulatedFederation:
     """One round of all silos inside a compiled program. What changes is kept in `ends`."""
 
+    silo_kind: type[Silo] = Silo  # an auditor's looks at what is released
+
     def __init__(
         self,
         objective: Objective,
@@ -116,7 +118,7 @@ class SimulatedFederation:
     def _silo(self, records: PyTree, size: Array, index: Array, memory: PyTree, account: Account) -> Silo:
         site = Site(self.objective, self.channel, records, size, index)
         randomness = SeededRandomness(party_key(self.key, self.round, index))
-        return Silo(site, self.round, randomness, memory, account)
+        return self.silo_kind(site, self.round, randomness, memory, account)
 
     def _bits(self, messages: PyTree, public: tuple[Array, ...], present: int) -> Float[Array, "2"]:
         return jnp.stack([jnp.float32(self.channel.bits(messages)), jnp.float32(present * array_bits(public))])

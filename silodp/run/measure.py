@@ -26,8 +26,8 @@ COLUMNS = ("round", "objective", "gradient_norm2", "bits_up", "bits_down", "reco
 
 
 class Records(NamedTuple):
-    features: Array
-    targets: Array
+    features: PyTree
+    targets: PyTree
 
 
 class MetricData(NamedTuple):
@@ -90,7 +90,7 @@ def measure(
 def own_metrics(
     objective: ModelObjective, silos: Silos, test: PyTree | None, x: Vector, wanted: Wanted
 ) -> dict[str, Float[Array, ""]]:
-    pick = lambda i, size: Records(*(leaf[i, :size] for leaf in silos.records))
+    pick = lambda i, size: Records(*jax.tree.map(lambda leaf: leaf[i, :size], silos.records))
     each = {name: pick(i, size) for i, (name, size) in enumerate(wanted.silos)}
     train = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *each.values())
     data = MetricData(train, None if test is None else Records(*test), each)

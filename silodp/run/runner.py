@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,16 @@ from silodp.facts import Facts
 from silodp.models import Model, model_of
 from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
+from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
+from silodp.records import as_arrays
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
 from silodp.run.history import History, OnRound, rows_of
-from silodp.run.measure import Metric, Wanted, measure, named_metrics
+from silodp.run.measure import Metric, Wanted, named_metrics
 from silodp.run.progress import Progress, silent
-from silodp.run.simulate import ROWS, Chunk, Problem, Setting, begin, compile_run, drawn_round, simulate
+from silodp.run.simulate import ROWS, Chunk, Problem, Setting, begin, compile_run, drawn_round, measured, simulate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,8 +63,7 @@ class Ground:
         facts = facts_of(data)
         model = model or model_of(config.model, facts)
         facts = facts_of(data, parameter_count(model))
-        features, targets, _ = data.stack()
-        records = jax.tree.map(jnp.asarray, (features, targets))
+        records = jax.tree.map(jnp.asarray, data.stack()[:2])
         return Ground(data, facts, build_objective(model, example_record(facts), config.model.engine), records, own)
 
     def silos(self, plan: Plan) -> Silos:
@@ -77,7 +79,7 @@ class Ground:
 def facts_of(data: FederatedData, parameters: int | None = None) -> Facts:
     """What everybody knows about the data."""
     names = tuple(silo.name for silo in data.silos)
-    return Facts(data.sizes, names, data.input_shape, max(1, len(data.classes)), data.task, parameters)
+    return Facts(data.sizes, names, data.record, max(1, len(data.classes)), data.task, parameters)
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Prepared:
     plan: Plan
     problem: Problem
     setting: Setting
+    bounds: dict[str, str]  # by stream: who vouches for how far a record moves it
 
     @property
     def config(self) -> Config:
@@ -110,8 +113,9 @@ class Run:
     summary: dict[str, Any]
     model: Model
 
-    def predict(self, features: Any) -> jax.Array:
-        return self.model.predict(self.params, jnp.asarray(features))
+    def predict(self, features: Any) -> Any:
+        """Predictions for features as the silos have them: one array, or the same dict or tuple of arrays."""
+        return self.model.predict(self.params, jax.tree.map(jnp.asarray, as_arrays(features, "features")))
 
     def to_pandas(self) -> pd.DataFrame:
         """The history as a table, one row for each of its rows."""
@@ -152,8 +156,9 @@ def prepared_on(ground: Ground, config: Config) -> Prepared:
     seed = config.run.seed
     x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
     if ground.metrics:
-        jax.eval_shape(measured_at(problem, plan), x0)  # a metric that cannot be computed is found here
-    return Prepared(ground, plan, problem, Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0))
+        jax.eval_shape(partial(measured, problem, plan.algorithm), x0)  # a metric that cannot be computed is found here
+    setting = Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0)
+    return Prepared(ground, plan, problem, setting, vouched_bounds(plan, ground.objective, ground.records))
 
 
 def train(
@@ -263,20 +268,20 @@ def run_messages(
     seed = plan.config.run.seed if plan.config.run.test_seed else None
     history = History(directory, trajectory=plan.config.run.trajectory, on_round=on_round)
     began = time.perf_counter()
-    measured = measurement(prepared)
-    records = [{"features": silo.features, "targets": silo.targets} for silo in prepared.data.silos]
+    numbers = measurement(prepared)
+    records = [silo.named() for silo in prepared.data.silos]
     with message_federation(plan, records, seed) as fed, progress(problem.rounds, 0, described(prepared)) as bar:
         fed.start(x0)
         state, drawn = plan.algorithm.init(x0), x0
         chosen = int(drawn_round(prepared.setting.key, problem.rounds))
-        history.add([{"round": 0.0} | measured(x0) | fed.take_costs()], x0)
+        history.add([{"round": 0.0} | numbers(x0) | fed.take_costs()], x0)
         history.tell(x0)
         for r in range(problem.rounds):
             fed.begin_round(r)
             state = plan.algorithm.round(state, fed)
             drawn = state.x if r == chosen else drawn
             if (r + 1) % problem.every == 0 or r + 1 == problem.rounds:
-                history.add([{"round": r + 1.0} | measured(state.x) | fed.take_costs()], state.x)
+                history.add([{"round": r + 1.0} | numbers(state.x) | fed.take_costs()], state.x)
                 bar(r + 1, history.rows[-1])
                 history.tell(state.x)
         account = fed.final_accounts()
@@ -285,13 +290,8 @@ def run_messages(
 
 
 def measurement(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
-    compiled = jax.jit(measured_at(prepared.problem, prepared.plan))
+    compiled = jax.jit(partial(measured, prepared.problem, prepared.plan.algorithm))
     return lambda x: {name: float(value) for name, value in compiled(x).items()}
-
-
-def measured_at(problem: Problem, plan: Plan) -> Callable[[jax.Array], dict[str, jax.Array]]:
-    silos, test = problem.silos, problem.test
-    return lambda x: measure(problem.objective, silos, test, plan.algorithm, x, problem.wanted)
 
 
 def finish(
@@ -342,7 +342,7 @@ def summary_of(
         "engine": objective.engine,
         "engine_reason": objective.engine_reason,
         "classes": list(prepared.data.classes),
-        "preprocessing": list(prepared.data.notes),
+        "preprocessing": [str(note) for note in prepared.data.notes],
         "timing": timing,
         "versions": versions(),
     }
@@ -352,7 +352,8 @@ def context_of(prepared: Prepared) -> Context:
     config = prepared.config
     real = config.run.mode == "messages" and not config.run.test_seed
     claim = claim_of(config) if config.privacy.calibration == "paper" else None
-    return Context(tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim)
+    outside = tuple(outside_words(prepared.plan))
+    return Context(tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim, prepared.bounds, outside)
 
 
 def source_name(data: FederatedData) -> str:

@@ -102,8 +102,12 @@ def block(problem: Problem, setting: Setting, carry: Carry) -> tuple[Carry, dict
     return reset_meters(carry), history_row(problem, setting, carry)
 
 
+def measured(problem: Problem, algorithm: Algorithm, x: Vector) -> dict[str, Array]:
+    return measure(problem.objective, problem.silos, problem.test, algorithm, x, problem.wanted)
+
+
 def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:
-    row = measure(problem.objective, problem.silos, problem.test, setting.algorithm, carry.state.x, problem.wanted)
+    row = measured(problem, setting.algorithm, carry.state.x)
     spent = {
         "bits_up": carry.ends.bits[0],
         "bits_down": carry.ends.bits[1],

@@ -12,8 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import spearmanr
 
-from silodp.channels.sealed import OVERHEAD, Batch, Refused, open_batch, open_sealed, seal
-from silodp.deploy.shuffler import TOKEN, Shuffler, ShufflerClient, Terms, answer
+from silodp.channels.sealed import OVERHEAD, Batch, Terms, open_batch, open_sealed, seal
+from silodp.deploy.shuffler import TOKEN, Shuffler, ShufflerClient, answer
+from silodp.deploy.wire import decode, encode
+from silodp.errors import Refused
 
 KEY = X25519PrivateKey.generate()
 BATCH = Batch(round=3, name="differences", message_size=40)
@@ -147,21 +149,63 @@ def test_order_of_release_says_nothing_about_order_of_arrival():
     assert _order_correlation(arrived, arrived) == pytest.approx(1)  # a missing shuffle would show
 
 
+def _request(kind: str, token: bytes | str, arrays: dict[str, np.ndarray] | None = None, **header: object) -> bytes:
+    told = token.hex() if isinstance(token, bytes) else token
+    return encode({"kind": kind, "token": told, "batch": "batch"} | header, arrays or {})
+
+
+GOOD_TERMS = {"sealed_size": 8, "messages": 4, "silos": 2, "quota": 3}
+
+
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        (b"", b"cut off"),
-        (b"S" + SILOS[0] + b"\xff\xff" + b"name", b"cut off"),
-        (b"S" + SILOS[0] + b"\x00\x01\xff", b"UTF-8"),
-        (b"X" + SILOS[0] + b"\x00\x00", b"unknown kind"),
-        (b"O" + SERVER + b"\x00\x01b" + b"[]", b"terms must be JSON"),
-        (b"O" + SERVER + b"\x00\x01b" + b'{"quota": 1}', b"terms must be JSON"),
+        (b"", "too short"),
+        (_request("submit", SILOS[0])[:20], "announced"),
+        (b"\x01\x00\x00\x00\xff" + _request("submit", SILOS[0]), "cannot be read"),
+        (_request("submit", "no hexadecimal"), "hexadecimal"),
+        (_request("shred", SILOS[0]), "unknown kind"),
+        (_request("submit", SILOS[0]), "rows of bytes"),
+        (_request("submit", SILOS[0], {"sealed": np.zeros((1, 2), np.float32)}), "rows of bytes"),
+        (_request("submit", SILOS[0], {"sealed": np.zeros(8, np.uint8)}), "rows of bytes"),
+        (_request("open", SERVER, batch="b"), "terms must be an object"),
+        (_request("open", SERVER, batch="b", terms=[]), "terms must be an object"),
+        (_request("open", SERVER, batch="b", terms={"quota": 1}), "terms must be an object"),
+        (_request("open", SERVER, batch="b", terms=GOOD_TERMS | {"more": 1}), "terms must be an object"),
+        (_request("open", SERVER, batch="b", terms=GOOD_TERMS | {"quota": float("inf")}), "terms must be an object"),
     ],
 )
 def test_bad_frames_are_refused_and_not_fatal(request_, reason):
-    reply = answer(_shuffler(), request_)
-    assert reply.startswith(b"-")
-    assert reason in reply
+    header, arrays = decode(answer(_shuffler(), request_))
+    assert (header["kind"], arrays) == ("refused", {})
+    assert reason in header["reason"]
+
+
+def test_good_frames_are_not_refused():
+    shuffler = _shuffler()
+    assert decode(answer(shuffler, _request("open", SERVER, batch="b", terms=GOOD_TERMS)))[0] == {"kind": "done"}
+    for silo in range(2):
+        sealed = np.full((2, 8), silo, np.uint8)
+        sealed[1] += 2
+        done = answer(shuffler, _request("submit", SILOS[silo], {"sealed": sealed}))
+        assert decode(done)[0] == {"kind": "done"}
+    header, arrays = decode(answer(shuffler, _request("release", SERVER)))
+    assert header == {"kind": "released"}
+    assert sorted(arrays["sealed"][:, 0].tolist()) == [0, 1, 2, 3]
+
+
+LEAST = Terms(sealed_size=8, messages=4, silos=2, quota=3)
+
+
+def test_the_server_may_not_ask_for_less_than_the_plan():
+    shuffler = Shuffler(SERVER, SILOS, {"value": LEAST})
+    for weaker in ({"messages": 3}, {"silos": 1}, {"sealed_size": 7}, {"sealed_size": 9}):
+        with pytest.raises(Refused, match="terms weaker than the plan's"):
+            shuffler.open(SERVER, "0/value", LEAST._replace(**weaker))
+    with pytest.raises(Refused, match="the plan has no such query"):
+        shuffler.open(SERVER, "0/other", LEAST)
+    shuffler.open(SERVER, "0/value", LEAST)
+    shuffler.open(SERVER, "1/value", LEAST._replace(messages=5, silos=3))
 
 
 def test_as_a_process_of_its_own():
@@ -182,11 +226,16 @@ def test_as_a_process_of_its_own():
             server.open("differences", Terms(BATCH.sealed_size, 60, 5, 12))
             for silo, token in enumerate(SILOS):
                 with ShufflerClient(port, token) as client:
-                    for record in range(12):
-                        client.submit("differences", _sealed(bytes([silo, record])))
+                    client.submit("differences", [_sealed(bytes([silo, record])) for record in range(11)])
+                    client.submit("differences", [_sealed(bytes([silo, 11]))])
                     with pytest.raises(Refused, match="over quota"):
-                        client.submit("differences", _sealed(b"more"))
+                        client.submit("differences", [_sealed(b"more")])
             released = server.release("differences", BATCH.sealed_size)
+            server.open("others", Terms(8, 1, 1, 1))
+            with ShufflerClient(port, SILOS[0]) as client:
+                client.submit("others", [b"12345678"])
+            with pytest.raises(Refused, match="no batch of messages of 9 bytes"):
+                server.release("others", 9)
         opened = open_batch(released, KEY, BATCH)
         assert opened.refused == []
         expected = [bytes([silo, record]) for silo in range(5) for record in range(12)]

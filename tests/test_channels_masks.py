@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.channels.masks import Masks, pad
-from silodp.channels.sealed import Refused
+from silodp.errors import Refused
 
 SILOS, SIZE = 4, 3000
 PARTS = np.random.default_rng(0).integers(-(2**20), 2**20, (SILOS, SIZE), dtype=np.int32).view(np.uint32)

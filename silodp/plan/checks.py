@@ -1,0 +1,62 @@
+"""Who vouches for the bounds of a plan's releases: the library, its proofs, or an author from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from silodp import flow, registry, vouched
+from silodp.objective import Objective
+from silodp.plan.plan import Plan
+
+COMPUTED = "computed by the library"
+PROVED = "proved for this algorithm (docs/privacy.md)"
+STATED = "stated by the author, not verified"
+
+
+def vouched_bounds(plan: Plan, objective: Objective, records: PyTree) -> dict[str, str]:
+    """Follow records through the queries, refuse leaks, and say of each stream where its bound comes from.
+
+    `records`: all silos', stacked; only shapes and types are looked at. A run without privacy promises nothing.
+    """
+    if not plan.private:
+        return {}
+    findings = examined(plan, objective, records)
+    name = plan.config.algorithm.name
+    flow.refuse_leaks(name, findings)
+    by_author = PROVED if registry.is_own("algorithm", name) else author_words(vouched.passed(type(plan.algorithm)))
+    return {stream: by_author if stream in findings.stated else COMPUTED for stream in plan.streams}
+
+
+_examined: dict[Any, flow.Findings] = {}
+MOST_EXAMINED = 256
+
+
+def examined(plan: Plan, objective: Objective, records: PyTree) -> flow.Findings:
+    """What was found, once for all settings of a sweep that run the same program."""
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), records)
+    parts = (plan.algorithm, plan.noised, objective)
+    shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(one))
+    key = jax.tree.structure(parts), shapes
+    if key not in _examined:
+        if len(_examined) >= MOST_EXAMINED:
+            _examined.clear()
+        _examined[key] = flow.examine(plan.algorithm, objective, plan.noised, one, plan.streams)
+    return _examined[key]
+
+
+def author_words(passed: str | None) -> str:
+    return STATED if passed is None else f"stated by the author; silodp check passed for source {passed[:16]}"
+
+
+def outside_words(plan: Plan) -> list[str]:
+    """What the certificate says of a trust model or a randomizer from outside."""
+    words = []
+    for kind, part in vouched.outside_parts(plan.config).items():
+        if kind != "algorithm":
+            passed = vouched.passed(part)
+            verdict = "not verified" if passed is None else f"silodp check passed for source {passed[:16]}"
+            words.append(f"the {kind} {part.__name__} is not the library's own: {verdict}")
+    return words

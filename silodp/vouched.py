@@ -1,0 +1,71 @@
+"""Which parts from outside `silodp check` has passed, kept by the hash of their source.
+
+A file for each, in the user's cache folder (SILODP_CACHE, or XDG_CACHE_HOME/silodp): a part whose source has changed by
+a letter has another hash, and is unknown again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from silodp import registry
+from silodp.config import Config, named_parts
+
+AFFECTING = ("algorithm", "channel", "randomizer")  # a compressor and a model only see what is public or clipped
+
+
+def folder() -> Path:
+    base = os.environ.get("SILODP_CACHE")
+    if base is not None:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
+
+
+def source_hash(part: type) -> str | None:
+    """Of the files that define a class and what it inherits from, the library's own left out; None: no source."""
+    files: set[str] = set()
+    for kind in part.__mro__:
+        if kind.__module__.partition(".")[0] in ("silodp", "equinox", "builtins", "typing", "abc"):
+            continue
+        try:
+            files.add(inspect.getfile(kind))
+        except (TypeError, OSError):
+            return None
+    digest = hashlib.sha256()
+    for file in sorted(files, key=lambda name: Path(name).name):
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+def record(part: type, facts: dict[str, Any]) -> Path | None:
+    """Keep that the part passed."""
+    known = source_hash(part)
+    if known is None:
+        return None
+    file = folder() / "checked" / f"{known}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(facts | {"source": known}, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, file)
+    return file
+
+
+def passed(part: type) -> str | None:
+    """The hash under which the part passed, or None."""
+    known = source_hash(part)
+    return known if known is not None and (folder() / "checked" / f"{known}.json").is_file() else None
+
+
+def outside_parts(config: Config) -> dict[str, type]:
+    """The parts from outside that a run's guarantee depends on, by kind."""
+    found = {}
+    for kind, name in named_parts(config).items():
+        if kind in AFFECTING and not registry.is_own(kind, name):
+            part = registry.find(kind, name)
+            found[kind] = getattr(part, "build", part)  # an entry names its class
+    return found
