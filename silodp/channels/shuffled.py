@@ -218,6 +218,8 @@ class Shuffled(Channel):
         return Terms(size, int(declared.facts.fewest(each)), declared.facts.answering, max(each))
 
     def silo_end(self, declared: Declared, index: int, agreed: bytes, shuffler: Any) -> SiloEnd:
+        if shuffler is None:
+            raise Refused("shuffler: this silo was given no way to it, and its messages may go no other")
         return Courier(self, shuffler)
 
     def server_end(self, sizes: Mapping[str, int], shuffler: Any) -> ServerEnd:
