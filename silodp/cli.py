@@ -281,6 +281,7 @@ def reproduce(
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="list the tables and figures")] = False,
+    formats: Annotated[str, typer.Option(help="formats of the figure, among png, pdf and svg: e.g. png,pdf")] = "png",
     docs: Annotated[bool, typer.Option("--docs", help="write docs/reproduction.md from the results there are")] = False,
 ) -> None:
     """Run a paper's table or figure again; what is already done in the directory is not run twice."""
@@ -295,7 +296,7 @@ def reproduce(
                 console.print(f"{known}: {load_experiment(known).title}", markup=False, highlight=False)
             return
         if docs:
-            if name is not None or quick or full or calibration is not None:
+            if name is not None or quick or full or calibration is not None or formats != "png":
                 raise ConfigError("--docs: writes the page of all experiments; give it no name and no option but --out")
             missing = write_docs([load_experiment(known) for known in names()], out or ROOT, Path("docs"))
             console.print(
@@ -314,6 +315,7 @@ def reproduce(
         try:
             execute(
                 experiment, directory, units=units, calibration=calibration, progress=bars(console),
+                formats=[ending.strip() for ending in formats.split(",")],
                 announce=lambda text: console.print(text, markup=False, highlight=False),
             )  # fmt: skip
         except KeyboardInterrupt:

@@ -228,6 +228,14 @@ class RunConfig(Section):
         default=False,
         description="message mode: noise from `seed`, as in the simulation; not private",
     )
+    per_silo: bool = Field(
+        default=False,
+        description="history columns of every silo, such as objective/NAME; not covered by the guarantee",
+    )
+    trajectory: bool = Field(default=False, description="keep the parameters of every history row")
+    figures: list[Literal["png", "pdf", "svg"]] = Field(
+        default=["png"], min_length=1, description="formats of the history's figure"
+    )
 
     @model_validator(mode="after")
     def _test_seed_is_for_messages(self) -> RunConfig:
@@ -237,9 +245,9 @@ class RunConfig(Section):
 
 
 class SweepConfig(Section):
-    """A grid over traced numbers; every combination runs in one compiled program."""
+    """A grid over numbers, names and switches; combinations that differ in traced numbers share a program."""
 
-    grid: dict[str, list[float]] = {}
+    grid: dict[str, list[bool | float | str]] = {}
     select: str = Field(default="objective", description="history column by which the best setting is chosen")
     private_trials: float | None = Field(
         default=None,

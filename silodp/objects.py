@@ -43,7 +43,7 @@ class Objects(TypedDict, total=False):
     privacy: Mapping[str, Any]
     seed: int
     run: Mapping[str, Any]
-    grid: Mapping[str, Sequence[float]]
+    grid: Mapping[str, Sequence[float | bool | str]]
     select: str
 
 

@@ -78,7 +78,8 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
     if summary["private"]:
         guarantee = f"({summary['epsilon']:.4g}, {summary['delta']:g})-DP for every record of every silo"
     lines: dict[str, str] = {
-        "algorithm": f"{summary['algorithm']}, {summary['trust']} server",
+        "algorithm": summary["algorithm"],
+        "trust model": summary["trust"],
         "guarantee": guarantee,
         "rounds": f"{final['round']:.0f}",
         "objective": f"{final['objective']:.6g}",
@@ -125,7 +126,7 @@ def print_chosen(options: dict[str, Any]) -> None:
 
 def print_account(result: dict[str, Any]) -> None:
     how = f"{result['calibration']} calibration, delta {result['delta']:g}"
-    title = f"{result['algorithm']}, {result['trust']} server, {how}"
+    title = f"{result['algorithm']}, trust model {result['trust']}, {how}"
     table = Table(
         "silo", "records", "epsilon", "stream", "releases", "noise / sensitivity", "noise / clip", title=title
     )
@@ -158,13 +159,20 @@ def release_cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
     return row["stream"], str(row["count"]), f"{row['multiplier']:.5g}", f"{row['std_over_clip']:.5g}"
 
 
+def shown(value: float | bool | str) -> str:
+    """A value of a grid as its config would write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def print_outcomes(outcomes: list[Any], best: int, column: str) -> None:
     keys = list(outcomes[0].values)
     table = Table(*keys, "epsilon", column, "")
     for i, outcome in enumerate(outcomes):
         epsilon = "-" if outcome.epsilon is None else f"{outcome.epsilon:.4g}"
         last = f"{outcome.history[-1][column]:.6g}"
-        table.add_row(*(f"{outcome.values[k]:g}" for k in keys), epsilon, last, "best" if i == best else "")
+        table.add_row(*(shown(outcome.values[k]) for k in keys), epsilon, last, "best" if i == best else "")
     console.print(table)
     console.print(f"best by {column}: not private: selected on private data", style="yellow", markup=False)
 

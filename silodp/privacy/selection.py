@@ -63,8 +63,17 @@ class Trials:
 
 def selection_epsilon(spent: Sequence[Spent], delta: float, trials: Trials) -> float:
     """Epsilon of releasing the best of a random number of runs, each of which spends `spent`."""
+    return mixed_selection_epsilon([spent], delta, trials)
+
+
+def mixed_selection_epsilon(settings: Sequence[Sequence[Spent]], delta: float, trials: Trials) -> float:
+    """As `selection_epsilon`, of runs each of which takes one of several settings at random.
+
+    Settings that spend differently have their largest Renyi divergence at every order: the largest of their epsilons
+    would be too small, since each is taken at the order that is best for one setting alone.
+    """
     check_delta(delta)
-    one_run = rdp(spent, ORDERS)
+    one_run = np.max([rdp(spent, ORDERS) for spent in settings], axis=0)
     total = _poisson(one_run, trials) if math.isinf(trials.shape) else _binomial(one_run, trials)
     return float(compute_epsilon(ORDERS, total, delta)[0])  # type: ignore[arg-type]
 

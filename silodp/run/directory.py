@@ -4,9 +4,10 @@ config.toml            what was asked for, enough to run it again
 history.jsonl          one row every `every` rounds
 checkpoint.safetensors the run between two rounds, after each chunk (removed when the run is complete)
 model.safetensors      parameters by name: last/... and drawn/...
+trajectory.safetensors the flat parameters of every history row, when run.trajectory asks for them
 summary.json           last row, guarantee per silo, timing, versions
 certificate.json|txt   the privacy statement
-figures/*.png
+figures/*              in the formats of run.figures
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # JAX is imported where trees are written or read: a command that refuses a config must not wait for it.
 PACKAGES = ("silodp", "jax", "jaxlib", "equinox", "numpy", "scipy", "dp-accounting")
+TRAJECTORY = "trajectory.safetensors"
+POINTS = "trajectory.partial"  # of a run that goes on: appended to, as the history is
 
 
 class RunDirectory:
@@ -93,6 +96,26 @@ class RunDirectory:
         """Drop rows written after the last checkpoint: they will be computed again."""
         kept = self.history()[:rows]
         self.write_text("history.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+
+    def append_point(self, x: np.ndarray) -> None:
+        with (self.path / POINTS).open("ab") as file:
+            file.write(np.ascontiguousarray(x, np.float32).tobytes())
+
+    def cut_points(self, rows: int, parameters: int) -> None:
+        """As `cut_history`."""
+        if (self.path / POINTS).is_file():
+            os.truncate(self.path / POINTS, 4 * rows * parameters)
+
+    def save_trajectory(self, parameters: int) -> None:
+        """The points that were appended, as one array of rows."""
+        points = np.fromfile(self.path / POINTS, np.float32).reshape(-1, parameters)
+        self.write_arrays(TRAJECTORY, {"x": points})
+        (self.path / POINTS).unlink()
+
+    def trajectory(self) -> np.ndarray:
+        if not (self.path / TRAJECTORY).is_file():
+            raise ConfigError(f"{self.path}: no trajectory was kept; set run.trajectory = true before the run")
+        return load_file(self.path / TRAJECTORY)["x"]
 
     def save_checkpoint(self, carry: PyTree, rows: int) -> None:
         arrays = {path: np.asarray(leaf) for path, leaf in named_leaves(carry)}

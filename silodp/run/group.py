@@ -71,7 +71,12 @@ class Group:
 
         Parts begin when their turn comes, unless `begun` has them (by first member), as a benchmark wants it.
         """
-        stop, done, compiled = threading.Event(), dict.fromkeys(self.starts, 0), self.compiled
+        compiled = self.compiled
+        if compiled.lapack and self.size > 1:
+            # jaxlib 0.10 hands a stack of matrices to the threads of XLA's pool and waits for them on a thread of the
+            # same pool. As many such calls as threads wait for ever. One matrix is no stack and needs no other thread.
+            return Group(self.members, 1).run(bar)
+        stop, done = threading.Event(), dict.fromkeys(self.starts, 0)
 
         def shown(first: int, round: int, row: Mapping[str, float]) -> None:
             if stop.is_set():
@@ -79,7 +84,8 @@ class Group:
             done[first] = round * len(self.members[first : first + self.size])
             bar(sum(done.values()), row)
 
-        with ThreadPoolExecutor(min(cores(), len(self.starts))) as pool:
+        # A silo's query may hold a stack of its own, over silos: nothing beside it then, as in a run alone.
+        with ThreadPoolExecutor(1 if compiled.lapack else min(cores(), len(self.starts))) as pool:
             ready = begun or {}
             parts = [
                 pool.submit(self._run_part, first, ready.get(first), compiled, partial(shown, first))

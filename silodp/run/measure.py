@@ -1,27 +1,76 @@
 """What a run reports about a point: objective, stationarity, test metric.
 
 These numbers are computed on the private records by whoever holds all of them. In a simulation they are free; they are
-not part of what the guarantee covers, and every report says so.
+not part of what the guarantee covers, and every report says so. The same holds for a user's own metrics and for the
+columns of single silos.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from silodp.core import Algorithm, Vector
+from silodp.errors import ConfigError
 from silodp.objective import ModelObjective
 from silodp.prox import NoProx
 from silodp.run.federation import Silos
 
 CHUNK = 8192  # records evaluated at a time, which bounds the memory of a measurement
+COLUMNS = ("round", "objective", "gradient_norm2", "bits_up", "bits_down", "record_gradients")  # beside test_...
+
+
+class Records(NamedTuple):
+    features: PyTree
+    targets: PyTree
+
+
+class MetricData(NamedTuple):
+    """What a metric of the user's own sees: all silos' records together, the test records, each silo's own."""
+
+    train: Records
+    test: Records | None
+    silos: Mapping[str, Records]
+
+
+Metric = Callable[[PyTree, MetricData], Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured beside the library's own columns: metrics by name, and whether every silo has columns."""
+
+    metrics: tuple[tuple[str, Metric], ...] = ()
+    silos: tuple[tuple[str, int], ...] = ()  # names and sizes
+    per_silo: bool = False
+
+
+def named_metrics(metrics: Mapping[str, Metric] | None) -> tuple[tuple[str, Metric], ...]:
+    """The metrics, when their names are free and they can be called."""
+    for name, metric in (metrics or {}).items():
+        if name in COLUMNS or "/" in name or name.startswith("test_"):
+            # A private selection trusts that a test_ column was measured on public records.
+            raise ConfigError(f"metrics: {name!r} is a name of the library's own columns; give another")
+        if not callable(metric):
+            raise ConfigError(f"metrics: {name!r} is {type(metric).__name__}; give a function of (params, data)")
+    return tuple((metrics or {}).items())
 
 
 def measure(
-    objective: ModelObjective, silos: Silos, test: PyTree | None, algorithm: Algorithm, x: Vector
+    objective: ModelObjective,
+    silos: Silos,
+    test: PyTree | None,
+    algorithm: Algorithm,
+    x: Vector,
+    wanted: Wanted | None = None,
 ) -> dict[str, Float[Array, ""]]:
-    """F + psi, |grad F|^2 (or of the proximal gradient mapping), and the mean loss and metric on the test set."""
+    """F + psi, |grad F|^2 (or of the proximal gradient mapping), the mean loss and metric on the test set, and what is
+    wanted beside."""
     value, gradient = value_and_gradient(objective, silos, x)
     moved = algorithm.prox(x - algorithm.step_size * gradient, algorithm.step_size)
     mapping = gradient if isinstance(algorithm.prox, NoProx) else (x - moved) / algorithm.step_size
@@ -31,7 +80,47 @@ def measure(
     if test is not None and objective.model.metric is not None:
         features, targets = test
         row["test_" + objective.model.metric] = objective.model.evaluate(objective.unravel(x), features, targets)
+    if wanted is not None and wanted.metrics:
+        row |= own_metrics(objective, silos, test, x, wanted)
+    if wanted is not None and wanted.per_silo:
+        row |= silo_columns(objective, silos, algorithm.prox.penalty(x), x, [name for name, _ in wanted.silos])
     return row
+
+
+def own_metrics(
+    objective: ModelObjective, silos: Silos, test: PyTree | None, x: Vector, wanted: Wanted
+) -> dict[str, Float[Array, ""]]:
+    pick = lambda i, size: Records(*jax.tree.map(lambda leaf: leaf[i, :size], silos.records))
+    each = {name: pick(i, size) for i, (name, size) in enumerate(wanted.silos)}
+    train = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *each.values())
+    data = MetricData(train, None if test is None else Records(*test), each)
+    return {name: number(name, metric(objective.unravel(x), data)) for name, metric in wanted.metrics}
+
+
+def number(name: str, value: Any) -> Float[Array, ""]:
+    value = jnp.asarray(value)
+    if value.shape:
+        raise ConfigError(f"metrics: {name!r} gives shape {value.shape}; return one number")
+    return value.astype(jnp.float32)
+
+
+def silo_columns(
+    objective: ModelObjective, silos: Silos, penalty: Any, x: Vector, names: list[str]
+) -> dict[str, Float[Array, ""]]:
+    """F_i + psi and the model's metric on every silo's own records."""
+    model, params = objective.model, objective.unravel(x)
+
+    def values(record: PyTree) -> dict[str, Array]:
+        one = jax.tree.map(lambda leaf: leaf[None], record)
+        loss = {"objective": objective.losses(x, one)[0]}
+        return loss if model.metric is None else loss | {model.metric: model.evaluate(params, *one)}
+
+    records, weights = flattened(silos)
+    each = jax.lax.map(values, records, batch_size=CHUNK)
+    mean = lambda leaf: jnp.where(weights > 0, leaf, 0.0).reshape(len(silos), -1).sum(axis=1) / silos.sizes
+    means = {column: mean(leaf) for column, leaf in each.items()}
+    means["objective"] += penalty
+    return {f"{column}/{name}": leaf[i] for column, leaf in means.items() for i, name in enumerate(names)}
 
 
 def value_and_gradient(objective: ModelObjective, silos: Silos, x: Vector) -> tuple[Float[Array, ""], Vector]:

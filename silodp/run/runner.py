@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
@@ -29,10 +31,13 @@ from silodp.plots import history_figure
 from silodp.records import as_arrays
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
-from silodp.run.history import History, rows_of
-from silodp.run.measure import measure
+from silodp.run.history import History, OnRound, rows_of
+from silodp.run.measure import Metric, Wanted, named_metrics
 from silodp.run.progress import Progress, silent
-from silodp.run.simulate import Chunk, Problem, Setting, begin, compile_run, drawn_round, simulate
+from silodp.run.simulate import ROWS, Chunk, Problem, Setting, begin, compile_run, drawn_round, measured, simulate
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HISTORY_ROWS = 100  # by default
 
@@ -45,19 +50,31 @@ class Ground:
     facts: Facts
     objective: ModelObjective
     records: PyTree  # all silos', stacked and padded
+    metrics: tuple[tuple[str, Metric], ...] = ()  # the user's own
 
     @staticmethod
-    def of(config: Config, data: FederatedData | None = None, model: Model | None = None) -> Ground:
+    def of(
+        config: Config,
+        data: FederatedData | None = None,
+        model: Model | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> Ground:
+        own = named_metrics(metrics)
         data = data if data is not None else read_data(config.data)
         facts = facts_of(data)
         model = model or model_of(config.model, facts)
         facts = facts_of(data, parameter_count(model))
         records = jax.tree.map(jnp.asarray, data.stack()[:2])
-        return Ground(data, facts, build_objective(model, example_record(facts), config.model.engine), records)
+        return Ground(data, facts, build_objective(model, example_record(facts), config.model.engine), records, own)
 
     def silos(self, plan: Plan) -> Silos:
         weights = jnp.asarray(plan.facts.weights, jnp.float32)
         return Silos(self.records, jnp.asarray(self.facts.sizes, jnp.int32), weights)
+
+    def wanted(self, config: Config) -> Wanted | None:
+        if not (self.metrics or config.run.per_silo):
+            return None
+        return Wanted(self.metrics, tuple(zip(self.facts.names, self.facts.sizes, strict=True)), config.run.per_silo)
 
 
 @dataclass(frozen=True)
@@ -109,10 +126,26 @@ class Run:
         """Predictions for features as the silos have them: one array, or the same dict or tuple of arrays."""
         return self.model.predict(self.params, jax.tree.map(jnp.asarray, as_arrays(features, "features")))
 
+    def to_pandas(self) -> pd.DataFrame:
+        """The history as a table, one row for each of its rows."""
+        import pandas as pd
 
-def prepare(config: Config, data: FederatedData | None = None, model: Model | None = None) -> Prepared:
+        return pd.DataFrame(self.history)
+
+    @property
+    def trajectory(self) -> np.ndarray:
+        """The flat parameters of every history row, rows x d; `run.trajectory = true` keeps them."""
+        return RunDirectory(self.directory).trajectory()
+
+
+def prepare(
+    config: Config,
+    data: FederatedData | None = None,
+    model: Model | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Prepared:
     """Load, check, calibrate and build. Every mistake in the config is reported from here."""
-    return prepared_on(Ground.of(config, data, model), config)
+    return prepared_on(Ground.of(config, data, model, metrics), config)
 
 
 def prepared_on(ground: Ground, config: Config) -> Prepared:
@@ -127,9 +160,12 @@ def prepared_on(ground: Ground, config: Config) -> Prepared:
         every=config.run.every or max(1, plan.facts.rounds // HISTORY_ROWS),
         streams=tuple((name, plan.sizes.get(name, 0)) for name in plan.streams),
         participation=plan.facts.participation,
+        wanted=ground.wanted(config),
     )
     seed = config.run.seed
     x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
+    if ground.metrics:
+        jax.eval_shape(partial(measured, problem, plan.algorithm), x0)  # a metric that cannot be computed is found here
     setting = Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0)
     return Prepared(ground, plan, problem, setting, vouched_bounds(plan, ground.objective, ground.records))
 
@@ -141,6 +177,9 @@ def train(
     model: ModelLike | None = None,
     out: Path | str | None = None,
     progress: Progress = silent,
+    on_round: OnRound | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    per_silo: bool = False,
     **objects: Unpack[Objects],
 ) -> Run:
     """Train, as a config says or as objects say; both are the same run.
@@ -151,10 +190,17 @@ def train(
         model: a `Model` (see `build_model`, `from_loss`), a dict of the model section, or the name of a kind.
         out: directory of the results; a new one under runs/ when left out.
         progress: shows how far the run is; `silodp.run.progress.bars(console)` draws bars.
+        on_round: called as on_round(x, row) after every history row, with the flat parameters and the row. When it
+            raises, the run stops; a simulation keeps its checkpoint, and `resume` goes on from there.
+        metrics: functions (params, data) -> number that JAX can trace, measured in every history row under their
+            names. `data` has `train`, `test` and `silos` (by name), each with `features` and `targets`.
+        per_silo: history columns of every silo, such as "objective/NAME"; the same as run.per_silo.
         algorithm: what `silodp.algorithms.Spider(...)` and the like give, a dict of the algorithm section, or a name.
         channel: `silodp.channels.Untrusted()` and the like, or the name of a trust model (default: untrusted).
         epsilon, delta, gdp: the target for every record; without one the run is not private.
         privacy, run: dicts of further keys of those sections. seed: of the simulation.
+
+    Metrics and silos' columns are computed on the records themselves: the guarantee does not cover them.
 
     Returns:
         A `Run`: its directory, history, parameters, summary, and `predict`.
@@ -173,15 +219,20 @@ def train(
         (1.0, 'simulation: seeded noise, not private')
     """
     parsed, loaded, made = asked(config, data, model, objects)
-    prepared = prepare(parsed, loaded, made)
+    parsed = with_silo_columns(parsed) if per_silo else parsed
+    prepared = prepare(parsed, loaded, made, metrics)
     if parsed.run.mode == "messages" and made is not None:
         raise ConfigError(
             "run.mode = 'messages': a model given as an object cannot be sent; use model.kind = 'MODULE:FUNCTION'"
         )
     directory = RunDirectory.create(out, parsed, f"{parsed.algorithm.name}-{source_name(prepared.data)}")
     if parsed.run.mode == "messages":
-        return run_messages(prepared, directory, progress)
-    return run_simulation(prepared, directory, progress)
+        return run_messages(prepared, directory, progress, on_round)
+    return run_simulation(prepared, directory, progress, on_round)
+
+
+def with_silo_columns(config: Config) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"per_silo": True})})
 
 
 def resume(
@@ -190,13 +241,15 @@ def resume(
     data: FederatedData | None = None,
     model: Model | None = None,
     progress: Progress = silent,
+    on_round: OnRound | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Run:
     """Continue a stopped simulation from its last checkpoint; the result is that of an unbroken run.
 
     Args:
         path: the run's directory.
-        data, model: the same objects that the run was started with, if it was started with any.
-        progress: as for `train`.
+        data, model, metrics: the same objects that the run was started with; they are not saved.
+        progress, on_round: as for `train`.
 
     Returns:
         The finished `Run`.
@@ -213,21 +266,24 @@ def resume(
     config = directory.config
     if config.run.mode == "messages":
         raise ConfigError(f"{str(path)!r} ran in message mode: its silos' state is gone; start a new run")
-    return run_simulation(prepare(config, data, model), directory, progress)
+    return run_simulation(prepare(config, data, model, metrics), directory, progress, on_round)
 
 
-def run_simulation(prepared: Prepared, directory: RunDirectory, progress: Progress) -> Run:
+def run_simulation(
+    prepared: Prepared, directory: RunDirectory, progress: Progress, on_round: OnRound | None = None
+) -> Run:
     problem, setting = prepared.problem, prepared.setting
     carry, first = begin(problem, setting, sweep=False)
     saved = directory.load_checkpoint(carry)
-    history = History(directory)
+    history = History(directory, trajectory=prepared.config.run.trajectory, on_round=on_round)
     if saved is None:
-        directory.cut_history(0)
-        history.add(rows_of(first))
+        history.cut(0, setting.x0.size)
+        history.add(rows_of(first), carry.state.x)
+        history.tell(carry.state.x)
     else:
         carry, rows = saved
-        directory.cut_history(rows)
-        history.reload()
+        history.cut(rows, setting.x0.size)
+        history.check_columns(list(first))
     with progress(problem.rounds, int(carry.round), described(prepared)) as bar:
         compiled = compile_run(problem, setting, carry, sweep=False)
         spent = 0.0
@@ -235,42 +291,47 @@ def run_simulation(prepared: Prepared, directory: RunDirectory, progress: Progre
         def on_chunk(chunk: Chunk) -> None:
             nonlocal spent
             spent += chunk.seconds
-            history.add(rows_of(chunk.rows))
+            history.add(rows_of(chunk.rows), chunk.carry.state.x)
             directory.save_checkpoint(chunk.carry, len(history.rows))
             bar(chunk.round, history.rows[-1])
+            history.tell(chunk.carry.state.x)  # last: what it raises finds everything saved
 
-        carry = simulate(problem, setting, carry, compiled, on_chunk)
+        carry = simulate(problem, setting, carry, compiled, on_chunk, most=1 if history.one_by_one else ROWS)
     timing = {"compile_seconds": compiled.seconds, "run_seconds": spent}
     return finish(prepared, directory, history.rows, carry.state.x, carry.drawn, carry.ends.accounts, timing)
 
 
-def run_messages(prepared: Prepared, directory: RunDirectory, progress: Progress) -> Run:
+def run_messages(
+    prepared: Prepared, directory: RunDirectory, progress: Progress, on_round: OnRound | None = None
+) -> Run:
     """The same run with every silo in its own process; seeded only when the config asks for a test."""
     plan, problem, x0 = prepared.plan, prepared.problem, prepared.setting.x0
     seed = plan.config.run.seed if plan.config.run.test_seed else None
-    history, began = History(directory), time.perf_counter()
-    measured = measurement(prepared)
+    history = History(directory, trajectory=plan.config.run.trajectory, on_round=on_round)
+    began = time.perf_counter()
+    numbers = measurement(prepared)
     records = [silo.named() for silo in prepared.data.silos]
     with message_federation(plan, records, seed) as fed, progress(problem.rounds, 0, described(prepared)) as bar:
         fed.start(x0)
         state, drawn = plan.algorithm.init(x0), x0
         chosen = int(drawn_round(prepared.setting.key, problem.rounds))
-        history.add([{"round": 0.0} | measured(x0) | fed.take_costs()])
+        history.add([{"round": 0.0} | numbers(x0) | fed.take_costs()], x0)
+        history.tell(x0)
         for r in range(problem.rounds):
             fed.begin_round(r)
             state = plan.algorithm.round(state, fed)
             drawn = state.x if r == chosen else drawn
             if (r + 1) % problem.every == 0 or r + 1 == problem.rounds:
-                history.add([{"round": r + 1.0} | measured(state.x) | fed.take_costs()])
+                history.add([{"round": r + 1.0} | numbers(state.x) | fed.take_costs()], state.x)
                 bar(r + 1, history.rows[-1])
+                history.tell(state.x)
         account = fed.final_accounts()
     timing = {"run_seconds": time.perf_counter() - began}
     return finish(prepared, directory, history.rows, state.x, drawn, account, timing)
 
 
 def measurement(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
-    problem, algorithm = prepared.problem, prepared.plan.algorithm
-    compiled = jax.jit(lambda x: measure(problem.objective, problem.silos, problem.test, algorithm, x))
+    compiled = jax.jit(partial(measured, prepared.problem, prepared.plan.algorithm))
     return lambda x: {name: float(value) for name, value in compiled(x).items()}
 
 
@@ -292,7 +353,10 @@ def finish(
         directory.write_text("certificate.txt", as_text(statement))
     params, drawn_params = objective.unravel(last), objective.unravel(drawn)
     directory.save_model(params, drawn_params)
-    history_figure(directory.path / "figures" / "history.png", {config.algorithm.name: history})
+    if config.run.trajectory:
+        directory.save_trajectory(objective.parameters)
+    for ending in config.run.figures:
+        history_figure(directory.path / "figures" / f"history.{ending}", {config.algorithm.name: history})
     summary = summary_of(prepared, statement, history[-1], timing)
     directory.write_json("summary.json", summary)
     directory.forget_checkpoint()

@@ -21,11 +21,11 @@ from silodp.errors import ConfigError
 from silodp.models import Model
 from silodp.objects import as_config
 from silodp.plan.certificate import SIMULATED
-from silodp.privacy.selection import Trials, selection_epsilon
+from silodp.privacy.selection import Trials, mixed_selection_epsilon
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.progress import Progress, silent
 from silodp.run.runner import Ground, prepared_on
-from silodp.run.sweep import Outcome, best_of, grid_of, run_points, with_values
+from silodp.run.sweep import Outcome, Value, best_of, grid_of, run_points, with_values
 
 
 @dataclass
@@ -64,13 +64,13 @@ def select_privately(
 
 
 def price_of(
-    base: Config, grid: list[dict[str, float]], trials: Trials, data: FederatedData | None, model: Model | None
+    base: Config, grid: list[dict[str, Value]], trials: Trials, data: FederatedData | None, model: Model | None
 ) -> float:
-    """What the dearest setting of the grid costs when it is chosen; fixed before anything is run."""
+    """What choosing among the grid costs the silo that pays most; fixed before anything is run."""
     ground = Ground.of(with_values(base, grid[0]), data, model)
     plans = [prepared_on(ground, with_values(base, point)).plan for point in grid]
-    spent = [plan.spent(silo) for plan in plans for silo in range(plan.facts.silos)]
-    return max(selection_epsilon(own, base.privacy.delta, trials) for own in spent)
+    each = [[plan.spent(silo) for plan in plans] for silo in range(ground.facts.silos)]
+    return max(mixed_selection_epsilon(own, base.privacy.delta, trials) for own in each)
 
 
 def check(config: Config) -> None:

@@ -22,7 +22,7 @@ from silodp.core import SETTINGS, Algorithm, Vector
 from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.run.federation import Ends, Silos, SimulatedFederation, opening
-from silodp.run.measure import measure
+from silodp.run.measure import Wanted, measure
 
 ROWS = 64  # history rows that one call of the compiled program can return
 SECONDS_PER_CALL = 1.0  # progress is shown and a checkpoint taken about this often
@@ -38,6 +38,7 @@ class Problem(eqx.Module):
     every: int = eqx.field(static=True)
     streams: tuple[tuple[str, int], ...] = eqx.field(static=True)  # with the numbers in a release, 0: stays in the silo
     participation: int | None = eqx.field(static=True, default=None)
+    wanted: Wanted | None = eqx.field(static=True, default=None)  # columns beside the usual ones
 
 
 class Setting(eqx.Module):
@@ -101,8 +102,12 @@ def block(problem: Problem, setting: Setting, carry: Carry) -> tuple[Carry, dict
     return reset_meters(carry), history_row(problem, setting, carry)
 
 
+def measured(problem: Problem, algorithm: Algorithm, x: Vector) -> dict[str, Array]:
+    return measure(problem.objective, problem.silos, problem.test, algorithm, x, problem.wanted)
+
+
 def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:
-    row = measure(problem.objective, problem.silos, problem.test, setting.algorithm, carry.state.x)
+    row = measured(problem, setting.algorithm, carry.state.x)
     spent = {
         "bits_up": carry.ends.bits[0],
         "bits_down": carry.ends.bits[1],
@@ -143,10 +148,11 @@ class Chunk:
 
 @dataclass
 class Compiled:
-    """A program ready to run: `advance` and how long compiling took."""
+    """A program ready to run: `advance`, how long compiling took, and whether a sweep's program calls LAPACK."""
 
     advance: Callable[..., Any]
     seconds: float
+    lapack: bool = False
 
 
 def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool) -> Compiled:
@@ -156,8 +162,9 @@ def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool
         settings, carries = eqx.if_array(0), carry_axes(carry)
         axes = (None, settings, carries, None)
         program = eqx.filter_vmap(advance, in_axes=axes, out_axes=(carries, 0), axis_name=SETTINGS)
-    compiled = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, jnp.int32(1)).compile()
-    return Compiled(compiled, time.perf_counter() - began)
+    lowered = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, jnp.int32(1))
+    lapack = sweep and "lapack_" in lowered.as_text()
+    return Compiled(lowered.compile(), time.perf_counter() - began, lapack)
 
 
 def carry_axes(carry: Carry) -> Carry:
@@ -200,13 +207,14 @@ def simulate(
     on_chunk: Callable[[Chunk], None],
     *,
     sweep: bool = False,
+    most: int = ROWS,
 ) -> Carry:
-    """Run to the last round, handing over the rows of each chunk as they come."""
+    """Run to the last round, handing over the rows of each chunk as they come; at most so many in a chunk."""
     done = int(np.max(np.asarray(carry.round)))
     blocks = 1
     while done < problem.rounds:
         left = -(-problem.rounds // problem.every) - done // problem.every
-        blocks = min(blocks, left, ROWS)
+        blocks = min(blocks, left, most)
         began = time.perf_counter()
         carry, rows = compiled.advance(problem, setting, carry, jnp.int32(blocks))
         carry = jax.block_until_ready(carry)

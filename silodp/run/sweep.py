@@ -1,6 +1,7 @@
 """A grid of settings, run together: settings that differ in traced numbers share one compiled program.
 
-Settings that differ in something that shapes the program (rounds, batch, restart) are grouped, one program a group.
+Settings that differ in something that shapes the program (rounds, batch, the algorithm itself) are grouped, one
+program a group.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import numpy as np
@@ -27,10 +28,15 @@ from silodp.privacy.accountant import epsilon as epsilon_of
 from silodp.privacy.kinds import Spent
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.group import Group, Ran
+from silodp.run.measure import Metric
 from silodp.run.progress import Progress, silent
 from silodp.run.runner import Ground, Prepared, prepared_on, source_name
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SWEPT = ("algorithm", "privacy", "run")
+Value = float | bool | str
 
 
 @dataclass
@@ -38,14 +44,25 @@ class Outcome:
     """One setting of the grid and its history."""
 
     prepared: Prepared
-    values: dict[str, float]
+    values: dict[str, Value]
     history: list[dict[str, float]]
     epsilon: float | None
     x: np.ndarray
     spent: list[list[Spent]] | None = None
 
 
-def grid_of(config: Config) -> list[dict[str, float]]:
+class Sweep(list[Outcome]):
+    """The outcomes of a sweep, in the order of its grid."""
+
+    def to_pandas(self, *, histories: bool = False) -> pd.DataFrame:
+        """A row for each setting: its values, its epsilon, its last measurements; or all of them, row by row."""
+        import pandas as pd
+
+        rows = [(outcome, row) for outcome in self for row in (outcome.history if histories else outcome.history[-1:])]
+        return pd.DataFrame([{**outcome.values, "epsilon": outcome.epsilon, **row} for outcome, row in rows])
+
+
+def grid_of(config: Config) -> list[dict[str, Value]]:
     """Every combination of the grid's values, by key."""
     grid = config.sweep.grid
     if not grid:
@@ -80,17 +97,18 @@ def sweep(
     data: DataLike | None = None,
     model: ModelLike | None = None,
     progress: Progress = silent,
+    metrics: Mapping[str, Metric] | None = None,
     **objects: Unpack[Objects],
-) -> list[Outcome]:
+) -> Sweep:
     """Run a grid of settings together. Choosing the best by looking at private records is not private.
 
     Args:
-        config, data, model, progress: as for `train`.
+        config, data, model, progress, metrics: as for `train`.
         grid: the values to combine, by section.key (or `sweep.grid` in the config).
         algorithm, channel, epsilon, ...: as for `train`.
 
     Returns:
-        An `Outcome` for each setting, in the order of the grid: its values, history, epsilon and parameters.
+        A list with an `Outcome` for each setting, in the order of the grid: values, history, epsilon, parameters.
 
     Example:
         >>> import silodp
@@ -104,19 +122,31 @@ def sweep(
         [{'algorithm.step_size': 0.1}, {'algorithm.step_size': 1.0}]
     """
     base, loaded, made = asked(config, data, model, objects)
-    return run_points(base, grid_of(base), loaded, made, progress)
+    return Sweep(run_points(base, grid_of(base), loaded, made, progress, metrics))
 
 
 def run_points(
     base: Config,
-    points: Sequence[Mapping[str, float]],
+    points: Sequence[Mapping[str, Value]],
     data: FederatedData | None = None,
     model: Model | None = None,
     progress: Progress = silent,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> list[Outcome]:
     """Run the base config with each point's values."""
-    outcomes = run_configs([with_values(base, point) for point in points], data, model, progress)
+    configs = [with_values(base, point) for point in points]
+    for config in configs:
+        check_simulated(config)
+    outcomes = run_configs(configs, data, model, progress, metrics=metrics)
     return [dataclasses.replace(outcome, values=dict(point)) for outcome, point in zip(outcomes, points, strict=True)]
+
+
+def check_simulated(config: Config) -> None:
+    """Refuse what a sweep would not do."""
+    if config.run.mode != "simulation":
+        raise ConfigError(f"run.mode = {config.run.mode!r}: a sweep is a simulation; leave it out")
+    if config.run.trajectory:
+        raise ConfigError("run.trajectory = true: a sweep keeps no trajectories; train the setting of interest alone")
 
 
 def run_configs(
@@ -125,6 +155,7 @@ def run_configs(
     model: Model | None = None,
     progress: Progress = silent,
     *,
+    metrics: Mapping[str, Metric] | None = None,
     together: int | None = None,
     stop: int | None = None,
 ) -> list[Outcome]:
@@ -133,7 +164,7 @@ def run_configs(
     together: most settings that share a program (memory grows with it). stop: end every run after so many rounds, with
     the noise of the whole; such a run is a look ahead and has no epsilon of its own.
     """
-    ground = Ground.of(configs[0], data, model)
+    ground = Ground.of(configs[0], data, model, metrics)
     members = [stopped(prepared_on(ground, config), stop) for config in configs]
     outcomes: dict[int, Outcome] = {}
     for group in grouped(members):
@@ -167,11 +198,13 @@ def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
         problem = member.problem
         key = (
             jax.tree.structure(member.setting),
+            tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(member.setting)),
             problem.rounds,
             problem.every,
             problem.participation,
             problem.streams,
-            member.config.algorithm.weights,
+            problem.wanted,
+            member.plan.facts.weights,
         )
         groups.setdefault(key, []).append(i)
     return list(groups.values())
@@ -217,4 +250,4 @@ def save_sweep(config: Config, outcomes: Sequence[Outcome], data: str, out: Path
     return directory
 
 
-__all__ = ["Outcome", "best_of", "save_sweep", "source_name", "sweep"]
+__all__ = ["Outcome", "Sweep", "best_of", "save_sweep", "source_name", "sweep"]
