@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
@@ -27,16 +26,13 @@ from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, se
 from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
-from silodp.records import as_arrays
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
 from silodp.run.history import History, OnRound, rows_of
 from silodp.run.measure import Metric, Wanted, named_metrics
 from silodp.run.progress import Progress, silent
+from silodp.run.result import Run
 from silodp.run.simulate import ROWS, Chunk, Problem, Setting, begin, compile_run, drawn_round, measured, simulate
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 HISTORY_ROWS = 100  # by default
 
@@ -99,34 +95,6 @@ class Prepared:
     @property
     def data(self) -> FederatedData:
         return self.ground.data
-
-
-@dataclass
-class Run:
-    """A finished run: its files, its history, and the trained parameters."""
-
-    directory: Path
-    config: Config
-    history: list[dict[str, float]]
-    params: PyTree
-    drawn: PyTree
-    summary: dict[str, Any]
-    model: Model
-
-    def predict(self, features: Any) -> Any:
-        """Predictions for features as the silos have them: one array, or the same dict or tuple of arrays."""
-        return self.model.predict(self.params, jax.tree.map(jnp.asarray, as_arrays(features, "features")))
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The history as a table, one row for each of its rows."""
-        import pandas as pd
-
-        return pd.DataFrame(self.history)
-
-    @property
-    def trajectory(self) -> np.ndarray:
-        """The flat parameters of every history row, rows x d; `run.trajectory = true` keeps them."""
-        return RunDirectory(self.directory).trajectory()
 
 
 def prepare(

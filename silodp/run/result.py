@@ -1,0 +1,48 @@
+"""What a finished run hands over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from silodp.config import Config
+from silodp.models import Model
+from silodp.records import as_arrays
+from silodp.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class Run:
+    """A finished run: its files, its history, and the trained parameters."""
+
+    directory: Path
+    config: Config
+    history: list[dict[str, float]]
+    params: PyTree
+    drawn: PyTree
+    summary: dict[str, Any]
+    model: Model
+
+    def predict(self, features: Any) -> Any:
+        """Predictions for features as the silos have them: one array, or the same dict or tuple of arrays."""
+        return self.model.predict(self.params, jax.tree.map(jnp.asarray, as_arrays(features, "features")))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The history as a table, one row for each of its rows."""
+        import pandas as pd
+
+        return pd.DataFrame(self.history)
+
+    @property
+    def trajectory(self) -> np.ndarray:
+        """The flat parameters of every history row, rows x d; `run.trajectory = true` keeps them."""
+        return RunDirectory(self.directory).trajectory()
