@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from silodp.config import Config, parse_config
-from silodp.run.runner import Prepared, prepare, read_data
+from silodp.data import read_data
+from silodp.run.runner import Prepared, prepare
 
 MNIST_INPUTS = 785
 
@@ -43,7 +44,7 @@ _read: dict[str, Any] = {}
 def data_of(config: Config) -> Any:
     key = config.data.model_dump_json()
     if key not in _read:
-        _read[key] = read_data(config)
+        _read[key] = read_data(config.data)
     return _read[key]
 
 

@@ -35,13 +35,13 @@ class Loop:
             together = [torch.cat(part) for part in zip(*self.silos, strict=True)]
             self.silos = [(together[0], together[1])]
         self.x = torch.from_numpy(np.array(prepared.setting.x0))
-        self.size = prepared.parts.objective.parameters
-        self.algorithm: Any = prepared.parts.algorithm
-        params = prepared.parts.objective.unravel(prepared.setting.x0)
+        self.size = prepared.ground.objective.parameters
+        self.algorithm: Any = prepared.plan.algorithm
+        params = prepared.ground.objective.unravel(prepared.setting.x0)
         # Layers and leaves in the order of the flat vector.
         self.shapes = [{leaf: params[name][leaf].shape for leaf in sorted(params[name])} for name in sorted(params)]
         self.rows = vmap(grad(lambda x, a, b: self.losses(x, a[None], b[None])[0]), in_dims=(None, 0, 0))
-        noise = prepared.parts.channel.multipliers
+        noise = prepared.plan.noised.multipliers
         self.noise = {name: float(values[0]) for name, values in noise.items()}
 
     def loaded(self, features: np.ndarray, targets: np.ndarray) -> Records:
@@ -140,7 +140,7 @@ class Soteria(Loop):
 
     def __init__(self, case: Case, prepared: Prepared, stacked: bool):
         super().__init__(case, prepared, stacked)
-        channel: Any = prepared.parts.channel
+        channel: Any = prepared.plan.noised
         self.rate = shift_rate(channel.compressor.omega(self.size))
         self.shifts = [torch.zeros_like(self.x) for _ in self.silos]
         self.shift = torch.zeros_like(self.x)

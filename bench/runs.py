@@ -13,8 +13,7 @@ from bench.simulated import Ready
 from bench.targets import TOGETHER
 from bench.timing import Samples, clock, shuffled, summaries
 from silodp.run.group import Group
-from silodp.run.runner import Prepared
-from silodp.run.sweep import variant
+from silodp.run.runner import Prepared, prepared_on
 
 CHECKED_ROUNDS = 5
 TOLERANCE = 1e-5
@@ -75,7 +74,7 @@ def without_chance(case: Case) -> Prepared:
     """Some rounds of the case without noise, on full batches and with nothing dropped."""
     changes: dict[str, Any] = {}
     if "compressor" in case.tree["algorithm"]:
-        d = case.prepared(noise=False).parts.objective.parameters
+        d = case.prepared(noise=False).ground.objective.parameters
         changes = {"batch": None, "keep": d, "sampling": "full"}
     return case.prepared(noise=False, rounds=CHECKED_ROUNDS, **changes)
 
@@ -102,7 +101,7 @@ def sweeps(quick: bool) -> dict[str, Any]:
     case = diff2()
     prepared = case.prepared(rounds=rounds)
     steps = [0.125 * 0.8**i for i in range(16)]
-    members = [variant(prepared, case.config(rounds=rounds, step_size=s), None) for s in steps]
+    members = [prepared_on(prepared.ground, case.config(rounds=rounds, step_size=s)) for s in steps]
     one, group = Ready(prepared), Group(members, len(members))
     compile_seconds = {"one run": one.compile_seconds, "sweep": group.compiled.seconds}
     apart = [(member.setting, one.start(member.setting)) for member in members]

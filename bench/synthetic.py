@@ -58,7 +58,7 @@ class Rounds:
         self.longest = longest
         prepared = prepare(difference_config(trust, hidden, activation, longest), data)
         self.problem, self.setting = prepared.problem, prepared.setting
-        self.parameters = prepared.parts.objective.parameters
+        self.parameters = prepared.ground.objective.parameters
         self.carry, _ = begin(self.problem, self.setting, sweep=False)
         self.compiled = compile_run(self.problem, self.setting, self.carry, sweep=False)
         self.carry = self.run(1)[0]

@@ -45,7 +45,14 @@ def shift_rate(omega: float) -> float:
 class Compressor(eqx.Module):
     """A map of R^d that needs fewer bits than d float32: unbiased and random, or else a contraction.
 
-    A biased one sets `unbiased` to False and need not define `omega`; the channel then feeds its error back.
+    A biased one sets `unbiased` to False and need not define `omega`; the channel then feeds its error back. A
+    subclass's fields are the options of a config.
+
+    Example:
+        >>> import silodp
+        >>> from silodp.compressors import RandK
+        >>> isinstance(RandK(keep=5), silodp.Compressor), RandK(keep=5).bits(100), RandK(keep=5).omega(100)
+        (True, 224, 19.0)
     """
 
     unbiased: ClassVar[bool] = True

@@ -257,7 +257,17 @@ class SweepConfig(Section):
 
 
 class Config(Section):
-    """A whole run."""
+    """A whole run: what a TOML file holds, section by section, checked.
+
+    Args:
+        data, model, privacy, algorithm, run, sweep: the sections; a dict or a section object each.
+
+    Example:
+        >>> import silodp
+        >>> config = silodp.Config(algorithm={"name": "mu2", "rounds": 20}, privacy={"epsilon": 1.0})
+        >>> config.algorithm.rounds, config.privacy.trust
+        (20, 'untrusted')
+    """
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

@@ -41,6 +41,14 @@ class Release(eqx.Module):
     """A vector made from private records that moves by at most `bound` (l2) when one of them is replaced.
 
     Whoever makes one by hand states the bound; the library computes it for a `RecordMean` only (`stated` is False).
+
+    Args:
+        value: the vector. bound: how far it may move. stream: the line of `releases()` that it belongs to.
+
+    Example:
+        >>> import jax.numpy as jnp, silodp
+        >>> silodp.Release(jnp.ones(3), jnp.float32(0.5), "value").stated
+        True
     """
 
     value: Vector
@@ -53,6 +61,14 @@ class Public(eqx.Module):
     """A vector that only depends on what the silo has privatised already: it needs no further noise.
 
     The claim is checked: silodp.flow follows the records through the query that returns it.
+
+    Args:
+        value: the vector, made of what `silo.privatise(...)` gave and of public arguments.
+
+    Example:
+        >>> import jax.numpy as jnp, silodp
+        >>> silodp.Public(jnp.zeros(3)).value.shape
+        (3,)
     """
 
     value: Vector
@@ -193,7 +209,39 @@ class Site(eqx.Module):
 
 
 class Silo:
-    """One silo's side of one round. `memory` and `account` may be replaced by a query; both stay in the silo."""
+    """One silo's side of one round, as a query sees it. A query may replace `memory`; it stays in the silo.
+
+    Args:
+        site: its records and its place among the silos. round: counts from 0. randomness: the silo's own coins.
+        memory: what it keeps between rounds. account: what it has released so far.
+
+    Example (the private mean of the records' features, in one round):
+        >>> import equinox as eqx, silodp
+        >>> from silodp.sampling import Full
+        >>> class State(eqx.Module):
+        ...     x: object
+        >>> class Features(silodp.Algorithm):
+        ...     queries = {"features": ()}  # without public arguments
+        ...     clip: object
+        ...     def init(self, x0):
+        ...         return State(x0)
+        ...     def round(self, state, fed):
+        ...         return State(fed.mean(self.features))
+        ...     def features(self, silo):
+        ...         return silo.statistic(lambda record: record[0], self.clip, "features")
+        ...     def releases(self, silo, sizes, rounds):
+        ...         return [silodp.Stream("features", len(rounds), Full())]
+        >>> _ = silodp.register("features", Features)
+        >>> outcomes = silodp.sweep(
+        ...     algorithm={"name": "features", "rounds": 1, "step_size": 1.0, "clip": 9.0},
+        ...     epsilon=5.0,
+        ...     data={"source": "wbcd", "silos": 3, "preprocess": ["standardise"]},
+        ...     model={"kind": "logistic", "bias": False},
+        ...     grid={"run.seed": [0]},
+        ... )
+        >>> bool(abs(outcomes[0].x).max() < 1.0)  # standardised: the mean is zero
+        True
+    """
 
     def __init__(self, site: Site, round: Array, randomness: Randomness, memory: PyTree, account: Account):
         self.objective, self.channel, self.alone = site.objective, site.channel, site.alone
@@ -303,7 +351,20 @@ def privatised(answer: Answer) -> Vector:
 
 
 class Federation(Protocol):
-    """An algorithm's only access to data. `round` counts from 0 and is public, as is every argument of a query."""
+    """An algorithm's only access to data. `round` counts from 0 and is public, as is every argument of a query.
+
+    Example (one that answers without silos, for a test of an algorithm's arithmetic):
+        >>> import jax.numpy as jnp, silodp
+        >>> from silodp.algorithms.gradient import GradientDescent
+        >>> from silodp.prox import build_prox
+        >>> class Ones(silodp.Federation):
+        ...     round, silos, present = 0, 1, (0,)
+        ...     def mean(self, query, *public):
+        ...         return jnp.ones(2)
+        >>> descent = GradientDescent(jnp.float32(0.5), build_prox("none"), clip=1.0)
+        >>> descent.round(descent.init(jnp.zeros(2)), Ones()).x.tolist()
+        [-0.5, -0.5]
+    """
 
     round: Any
     silos: int
@@ -327,7 +388,40 @@ class Federation(Protocol):
 
 
 class Algorithm(eqx.Module):
-    """`init(x0)` and `round(state, fed)`. Scalars that may be swept are traced; shapes and counts are static."""
+    """`init(x0)` and `round(state, fed)`. Scalars that may be swept are traced; shapes and counts are static.
+
+    Args:
+        step_size, prox: every algorithm has them; a subclass adds fields, named as the options of a config.
+
+    Example:
+        >>> import equinox as eqx, silodp, tempfile
+        >>> from silodp.algorithms.gradient import State
+        >>> from silodp.core import POINT
+        >>> from silodp.sampling import Full
+        >>> class Halving(silodp.Algorithm):
+        ...     queries = {"value": (POINT,)}  # a silo refuses all other questions
+        ...     clip: object
+        ...     restart: int = eqx.field(static=True)
+        ...     def init(self, x0):
+        ...         return State(x0)
+        ...     def round(self, state, fed):
+        ...         step = self.step_size / 2.0 ** (fed.round // self.restart)
+        ...         return State(state.x - step * fed.mean(self.value, state.x))
+        ...     def value(self, silo, x):
+        ...         return silo.mean([x], [1.0], self.clip, "value")
+        ...     def releases(self, silo, sizes, rounds):
+        ...         return [silodp.Stream("value", len(rounds), Full())]
+        >>> _ = silodp.register("halving", Halving)
+        >>> run = silodp.train(
+        ...     algorithm={"name": "halving", "rounds": 4, "step_size": 0.5, "clip": 1.0, "restart": 2},
+        ...     channel="trusted",
+        ...     epsilon=2.0,
+        ...     data={"source": "wbcd", "silos": 3, "preprocess": ["standardise"]},
+        ...     out=tempfile.mkdtemp(),
+        ... )
+        >>> round(run.summary["epsilon"], 3)
+        2.0
+    """
 
     # The methods that a silo answers (it refuses all others), each with the shapes of its public arguments.
     queries: ClassVar[Mapping[str, tuple[Shape, ...]]] = {}

@@ -2,7 +2,14 @@
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot run; the message names the key, the value and what would be right."""
+    """A configuration that cannot run; the message names the key, the value and what would be right.
+
+    Example:
+        >>> import silodp
+        >>> silodp.train({"algorithm": {"name": "spidr"}})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        silodp.errors.ConfigError: algorithm.name = 'spidr': unknown (did you mean spider?); known: ...
+    """
 
 
 class Inadmissible(ConfigError):

@@ -22,7 +22,18 @@ Silos = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Facts:
-    """The public facts that a plan rests on. The split, the weights and who is present are decided here, once."""
+    """The public facts that a plan rests on. The split, the weights and who is present are decided here, once.
+
+    Args:
+        sizes, names: of the silos. record, outputs, task: what a record holds. parameters: of the model.
+        weights, rounds, participation, seed, scheduled: a plan fills them in from its config.
+
+    Example:
+        >>> import silodp
+        >>> facts = silodp.Facts((400, 250, 120), ("north", "south", "lake"))
+        >>> facts.silos, facts.fewest(facts.sizes)
+        (3, 770)
+    """
 
     sizes: Silos
     names: tuple[str, ...]
@@ -126,6 +137,12 @@ class Stream:
     local: the silo adds the noise itself under every trust model, because it uses the value before anybody sees it.
     alone: a record's only message of its round, on a batch of its own (a first round that differs from the others).
     dimension: numbers in a release, where it is not a vector of the model's parameters.
+
+    Example:
+        >>> import silodp
+        >>> from silodp.sampling import Full
+        >>> silodp.Stream("value", 12, Full()).count
+        12
     """
 
     name: str

@@ -50,7 +50,18 @@ INITIALS = ("default", "zeros", "normal")
 
 @dataclass(frozen=True)
 class Model:
-    """`init(key)` and `loss(params, record)` are all that training needs; the rest is for evaluation."""
+    """`init(key)` and `loss(params, record)` are all that training needs; the rest is for evaluation.
+
+    Args:
+        name: for reports. init: gives parameters for a random key. loss: of one record (features, target).
+        scores: of one record's features. metric: "accuracy" or "mse", of the scores.
+
+    Example:
+        >>> import jax, silodp
+        >>> model = silodp.build_model("logistic", inputs=3)
+        >>> isinstance(model, silodp.Model), model.predict(model.init(jax.random.key(0)), jax.numpy.ones((2, 3))).shape
+        (True, (2,))
+    """
 
     name: str
     init: Callable[[Key[Array, ""]], PyTree]
@@ -98,7 +109,20 @@ def from_loss(
 ) -> Model:
     """A model from any differentiable loss(params, record) on pytrees; a record is (features, targets).
 
-    scores(params, features) gives what `predict` returns: for several targets, in the same dict or tuple as these.
+    Args:
+        loss: of one record, a number. init: gives the parameters, any pytree, for a random key.
+        scores: scores(params, features) gives what `predict` returns: for several targets, in the same dict or tuple as
+            these. metric: "accuracy" or "mse" of the scores.
+        name: for reports.
+
+    Returns:
+        A `Model` for `silodp.train(model=...)`.
+
+    Example:
+        >>> import jax.numpy as jnp, silodp
+        >>> absolute = lambda params, record: jnp.sqrt(1 + jnp.square(record[0] @ params - record[1]))
+        >>> silodp.from_loss(absolute, lambda key: jnp.zeros(3), name="absolute").name
+        'absolute'
     """
     if metric not in (None, "accuracy", "mse"):
         raise ValueError(f"metric: {metric!r} is not accuracy or mse")
@@ -123,9 +147,22 @@ def build_model(
 ) -> Model:
     """A model of one of the `KINDS`.
 
-    inputs: number of features, or their shape; outputs: classes, or 1 for a number. `initial` is "default" (zeros for
-    linear, ridge, logistic and softmax; uniform in +-1/sqrt(fan-in) for networks), "zeros", or "normal" with
-    standard deviation `initial_scale` (1 unless given; SoteriaFL starts at 0.2).
+    Args:
+        kind: linear, ridge, logistic, softmax, mlp or cnn.
+        inputs: number of features, or their shape. outputs: classes, or 1 for a number.
+        task: classification or regression. hidden, activation, loss: of an mlp. regulariser: of ridge and logistic.
+        bias: whether layers have one.
+        initial: "default" (zeros for linear, ridge, logistic and softmax; uniform in +-1/sqrt(fan-in) for networks),
+            "zeros", or "normal" with standard deviation `initial_scale` (1 unless given; SoteriaFL starts at 0.2).
+
+    Returns:
+        A `Model`.
+
+    Example:
+        >>> import jax, silodp
+        >>> params = silodp.build_model("mlp", inputs=4, outputs=3, hidden=(8,)).init(jax.random.key(0))
+        >>> params["dense1"]["weight"].shape, params["dense2"]["bias"].shape
+        ((8, 4), (3,))
     """
     shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
     _check(kind, shape, outputs, task, hidden, activation, regulariser, initial, initial_scale)

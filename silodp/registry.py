@@ -171,6 +171,16 @@ def path_of(kind: str, name: str) -> str:
     return f"{part.__module__}:{part.__qualname__}"
 
 
+def name_of(kind: str, part: type) -> str:
+    """The name under which a config finds this class."""
+    path = f"{part.__module__}:{part.__qualname__}"
+    known = OWN[kind] | _registered[kind]
+    name = next((name for name, home in known.items() if home is part or home == path), path)
+    if "<locals>" in name:
+        raise ConfigError(f"{part.__name__}: defined inside a function; give it a name with silodp.register(...)")
+    return name
+
+
 def _imported(kind: str, path: str) -> Any:
     module, _, attribute = path.partition(":")
     if "" not in sys.path and not module.startswith("silodp."):

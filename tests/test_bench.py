@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -12,10 +13,26 @@ import pytest
 
 import bench.__main__ as main
 from bench.summary import BEGIN, END, write_tables
+from bench.synthetic import Rounds, records
 from bench.targets import Reached, Target, outcome, paired
 from bench.timing import Samples, interleaved, summaries
 
+WITH_PYTORCH = ("gradients", "loops", "peers_torch", "runs")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+
+
+@pytest.mark.parametrize("part", sorted(path.stem for path in Path(main.__file__).parent.glob("[a-z]*.py")))
+def test_what_a_part_takes_from_the_library_is_there(part):
+    """Parts are imported when they are measured: nothing else would notice that a name has moved."""
+    if part in WITH_PYTORCH:
+        pytest.importorskip("torch")
+    importlib.import_module(f"bench.{part}")
+
+
+def test_a_round_of_synthetic_records_can_be_timed():
+    rounds = Rounds(records(silos=2, size=8, width=3), hidden=2, longest=4)
+    assert rounds.parameters == 3 * 2 + 2 + 2 + 1
+    assert int(rounds.run(2)[0].round) == 4
 
 
 def test_whoever_pauses_more_is_timed_beside_all_who_pause_less():

@@ -19,15 +19,15 @@ DATA = made_data()
 
 def counted(plan, change=lambda tallies: tallies) -> Account:
     """The account of a run that did what its plan says, or something else."""
-    silos = range(len(plan.streams))
+    silos = range(plan.facts.silos)
     tallies = {
         stream.name: Tally(
-            jnp.array([plan.streams[i][k].count for i in silos]),
+            jnp.array([plan.releases(i)[k].count for i in silos]),
             jnp.array([plan.protecting(stream.name)[i] for i in silos], jnp.float32),
         )
-        for k, stream in enumerate(plan.streams[0])
+        for k, stream in enumerate(plan.releases(0))
     }
-    return Account(change(tallies), jnp.zeros(len(plan.streams)))
+    return Account(change(tallies), jnp.zeros(plan.facts.silos))
 
 
 def plan_of(name="spider", trust="untrusted", **changes):
@@ -37,11 +37,18 @@ def plan_of(name="spider", trust="untrusted", **changes):
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_the_statement_follows_from_the_count(trust):
     plan = plan_of(trust=trust)
-    tree = certificate(plan, settle(plan, counted(plan)), Context("spider", ("a", "b", "c"), ("not private: fitted",)))
+    tree = certificate(plan, settle(plan, counted(plan)), Context(("not private: fitted", "public: read")))
     assert max(silo["epsilon"] for silo in tree["silos"]) == pytest.approx(4.0, rel=1e-3)
     assert all(silo["epsilon"] <= 4.0 + 1e-6 for silo in tree["silos"])
+    assert tree["public_preprocessing"] == ["public: read"]
     text = as_text(tree)
-    for phrase in ("simulation: seeded noise, not private", "replaced", "not private: fitted", "Silo a", "5 records"):
+    for phrase in (
+        "simulation: seeded noise, not private",
+        "replaced",
+        "not private: fitted",
+        "Silo silo 0",
+        "5 records",
+    ):
         assert phrase in text
     groups = tree["silos"][0]["several_records_of_one_person"]
     assert groups[1]["epsilon"] > groups[0]["epsilon"] > tree["silos"][0]["epsilon"]
@@ -95,6 +102,6 @@ def test_an_undeclared_stream_is_an_error():
 def test_a_fixed_schedule_is_charged_as_it_is():
     worst = plan_of("dp-gd", participation=2)
     fixed = plan_of("dp-gd", participation=2, schedule="fixed")
-    assert sum(own[0].count for own in fixed.streams) == 2 * 6
-    assert all(own[0].count == 6 for own in worst.streams)
+    assert sum(fixed.releases(i)[0].count for i in range(3)) == 2 * 6
+    assert all(worst.releases(i)[0].count == 6 for i in range(3))
     assert all(f <= w for f, w in zip(fixed.multipliers["value"], worst.multipliers["value"], strict=True))

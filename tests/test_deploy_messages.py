@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import struct
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import silodp
-from silodp.config import Config, ConfigError, parse_config
-from silodp.deploy.coordinator import MessageFederation, set_up
-from silodp.run.runner import prepare, train
-from silodp.run.shuffling import agreed_terms
-from silodp.deploy.silo import SiloServer, reply, serve
-from silodp.deploy.wire import LARGEST, Refused, decode, encode, read_frame, write_frame
+from silodp import registry
 from silodp.channels.masks import Masks
-from silodp.channels.sealed import Refused
+from silodp.config import Config, parse_config
+from silodp.data import SiloData
+from silodp.deploy.coordinator import MessageFederation, SiloProcess, set_up, stream_of_queries
+from silodp.deploy.silo import SiloServer, reply, serve
+from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
+from silodp.errors import ConfigError, Refused
+from silodp.plan.plan import Plan
+from silodp.run.runner import prepare, train
 from tests.cases import case
 from tests.conftest import made_data
 
@@ -102,13 +106,20 @@ class Neighbour:
         return header, arrays
 
 
+def records_of(silo: SiloData) -> dict[str, np.ndarray]:
+    return {"features": silo.features, "targets": silo.targets}
+
+
+def setup_of(plan: Plan, index: int = 0, **changes: Any) -> dict[str, Any]:
+    """What the server sends first; no seed: noise is the operating system's."""
+    tree = {"kind": "setup", "plan": plan.to_json(), "index": index, "seed": None, "shuffler": None}
+    return json.loads(json.dumps(tree | changes))
+
+
 def set_up_silos(config: Config) -> list[Neighbour]:
-    """All silos with the plan and their records; no seed: noise is the operating system's."""
-    prepared = prepare(config, DATA)
-    assert prepared.plan is not None
-    multipliers = {stream: list(values) for stream, values in prepared.plan.multipliers.items()}
+    """All silos with the plan and their records."""
     silos = [Neighbour() for _ in DATA.silos]
-    set_up(silos, prepared.parts, multipliers, DATA, None)  # type: ignore[arg-type]
+    set_up(silos, prepare(config, DATA).plan, [records_of(own) for own in DATA.silos], None)  # type: ignore[arg-type]
     return silos
 
 
@@ -192,10 +203,9 @@ def test_the_noise_of_a_silo_is_what_the_plan_says():
     config = agreed(name="dp-gd", rounds=rounds, clip_difference=None, restart=None)
     server = started(config, index=1)
     drawn = np.stack([ask(server, "value", r, X0)[1]["value"] for r in range(rounds)])
-    multiplier = float(server.parts.channel.multipliers["value"][1])
+    multiplier = float(server.plan.noised.multipliers["value"][1])
     expected = multiplier * 2 * 1.0 / 12
     plan = prepare(config, DATA).plan
-    assert plan is not None
     assert plan.std_over_clip("value")[1] == pytest.approx(expected)
     measured = (drawn - drawn.mean(axis=0)).std()
     assert measured == pytest.approx(expected, rel=0.1)  # 1200 draws: 2 percent is one deviation
@@ -243,19 +253,8 @@ def hostile(name: str, **changes):
     """A silo of one of the conformance cases, set up for real noise, and a way to ask it."""
     data = made_data()
     prepared = prepare(case(name, "untrusted", **changes), data)
-    own, plan = data.silos[0], prepared.plan
-    agreed = {
-        "config": prepared.config.model_dump(),
-        "facts": asdict(prepared.parts.facts),
-        "multipliers": {stream: list(values) for stream, values in plan.multipliers.items()},
-        "index": 0,
-        "seed": None,
-        "shuffler": None,
-    }
-    server, _ = reply(
-        None, encode({"kind": "setup", "plan": agreed}, {"features": own.features, "targets": own.targets})
-    )
-    d = prepared.parts.objective.parameters
+    server, _ = reply(None, encode(setup_of(prepared.plan), records_of(data.silos[0])))
+    d = prepared.ground.objective.parameters
 
     def ask(header, *arrays):
         nonlocal server
@@ -317,9 +316,10 @@ def test_the_shuffler_waits_for_as_many_messages_as_are_accounted():
         ("mb-psgm", {"batch": 4, "sampling": "fixed", "weights": "equal", "batch_first": 12}),
         ("spider", {}),
     ):
-        prepared = prepare(case(name, "shuffled", **options), made_data())
-        terms = agreed_terms(prepared.parts)
-        (accounted,) = [s.releases.sampling for s in prepared.plan.spent(0) if s.releases.stream == "message"]  # type: ignore[union-attr]
+        plan = prepare(case(name, "shuffled", **options), made_data()).plan
+        terms = plan.channel.terms(plan.declared, stream_of_queries(plan))
+        assert terms is not None
+        (accounted,) = [s.releases.sampling for s in plan.spent(0) if s.releases.stream == "message"]
         asked = {"fused_value"} if "fused" in options else {"value", "difference"}
         assert {terms[query].messages for query in asked} == {accounted.round.messages}, name
         if accounted.first is not None:
@@ -337,11 +337,14 @@ def test_a_second_plan_or_start_is_refused():
 class Box:
     """Stands for the way to the shuffler: keeps what a silo would have sent."""
 
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, str]] = []
+    server_key = X25519PrivateKey.generate().public_key().public_bytes_raw()
 
-    def deliver(self, round: int, query: str, messages: np.ndarray) -> None:
-        self.sent.append((round, query))
+    def __init__(self, invitation: dict[str, Any]) -> None:
+        self.sent: list[str] = []
+
+    def submit(self, name: str, sealed: list[bytes]) -> None:
+        assert sealed
+        self.sent.append(name)
 
 
 @pytest.mark.parametrize(
@@ -355,29 +358,31 @@ class Box:
         ("ce-psgm", {}, ["value", "refine", "difference"], False),
     ],
 )
-def test_a_shuffled_round_has_no_more_messages_than_were_accounted_together(name, options, questions, refused):
+def test_a_shuffled_round_has_no_more_messages_than_were_accounted_together(
+    name, options, questions, refused, monkeypatch
+):
     """Spider asks a value or a difference; both in a round would be a pair on one batch, which is not in its plan. The
     batch of a first round is accounted alone, and nested in that of a pair."""
     sampled = {"batch": 4, "sampling": "fixed", "weights": "equal"} if "batch_first" in options else {}
     shuffled_data = made_data()
-    prepared = prepare(case(name, "shuffled", **options, **sampled), shuffled_data)
-    assert prepared.plan is not None
-    multipliers = {stream: list(values) for stream, values in prepared.plan.multipliers.items()}
-    plan = {"config": prepared.config.model_dump(), "facts": asdict(prepared.parts.facts), "multipliers": multipliers}
-    own = {"features": shuffled_data.silos[0].features, "targets": shuffled_data.silos[0].targets}
-    silo = SiloServer(plan | {"index": 0, "seed": None, "shuffler": None}, own)
-    silo.courier = Box()  # type: ignore[assignment]
+    plan = prepare(case(name, "shuffled", **options, **sampled), shuffled_data).plan
+    monkeypatch.setattr("silodp.deploy.silo.ShufflerLink", Box)
+    silo = SiloServer(setup_of(plan, shuffler={}), records_of(shuffled_data.silos[0]))
+    box = silo.end.shuffler  # type: ignore[attr-defined]
     silo.start(jnp.asarray(X0))
     points = {"value": [X0], "first_value": [X0], "difference": [X0 + 1, X0], "refine": [X0, X0, X0]}
     for query in questions[:-1]:
         silo.answer("local" if query == "refine" else "ask", query, 0, [jnp.asarray(p) for p in points[query]])
-    sent, last = list(silo.courier.sent), [jnp.asarray(p) for p in points[questions[-1]]]  # type: ignore[union-attr]
+    passing = [f"0/{query}" for query in questions if query != "refine"]
+    assert box.sent == passing[:-1]
+    last = [jnp.asarray(p) for p in points[questions[-1]]]
     if refused:
         with pytest.raises(Refused, match="no further message in this round"):
             silo.answer("ask", questions[-1], 0, last)
-        assert silo.courier.sent == sent  # type: ignore[union-attr]
+        assert box.sent == passing[:-1]
     else:
         silo.answer("ask", questions[-1], 0, last)
+        assert box.sent == passing
 
 
 # --- P_vec's masked parts ------------------------------------------------------------------------------
@@ -391,21 +396,12 @@ class Federated:
 
     def __init__(self, told: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda i, plan: plan, **options: Any):
         self.data = made_data((20, 12, 16))
-        self.prepared = prepare(agreed("shuffled", **SUMS, **options), self.data)
-        assert self.prepared.plan is not None
-        plan = {
-            "config": self.prepared.config.model_dump(),
-            "facts": asdict(self.prepared.parts.facts),
-            "multipliers": {stream: list(values) for stream, values in self.prepared.plan.multipliers.items()},
-        }
+        self.plan = prepare(agreed("shuffled", **SUMS, **options), self.data).plan
         self.silos = [
-            SiloServer(
-                told(i, plan) | {"index": i, "seed": None, "shuffler": None},
-                {"features": own.features, "targets": own.targets},
-            )
+            SiloServer(setup_of(self.plan, i) | {"plan": told(i, self.plan.to_json())}, records_of(own))
             for i, own in enumerate(self.data.silos)
         ]
-        self.keys = [silo.masks.public_key.hex() for silo in self.silos if silo.masks is not None]
+        self.keys = [silo.end.key.hex() for silo in self.silos if silo.end.key is not None]
 
     def agree(self) -> set[str]:
         headers = [decode(reply(silo, encode({"kind": "keys", "keys": self.keys}, {}))[1])[0] for silo in self.silos]
@@ -465,20 +461,27 @@ def test_nothing_is_sent_before_keys_are_agreed():
         refused_keys(silo, keys)  # type: ignore[arg-type]
 
 
+def noised(plan: dict[str, Any], change: Callable[[float], float]) -> dict[str, Any]:
+    """The plan as it travels, every multiplier changed."""
+    told = deepcopy(plan)
+    for stage in told["stages"]:
+        stage["multipliers"] = {line: [change(m) for m in noise] for line, noise in stage["multipliers"].items()}
+    return told
+
+
+def without_noise(plan: dict[str, Any]) -> dict[str, Any]:
+    return plan | {"stages": [stage | {"multipliers": {}} for stage in plan["stages"]]}
+
+
 def test_less_noise_than_the_config_needs_and_a_seed_are_refused():
     """Told to all silos alike, a weaker plan would give masks that cancel: every silo calibrates for itself."""
-    for change in (
-        lambda plan: {"multipliers": {k: [0.99 * v for v in m] for k, m in plan["multipliers"].items()}},
-        lambda plan: {"multipliers": {}},
-    ):
-        with pytest.raises((Refused, ConfigError), match=r"epsilon .* the config says|is missing"):
-            Federated(lambda i, plan, change=change: plan | change(plan))
+    with pytest.raises(Refused, match=r"this noise gives epsilon .* the config says 2"):
+        Federated(lambda i, plan: noised(plan, lambda m: 0.99 * m))
+    with pytest.raises(ConfigError, match=r"multipliers of \[\]; this run releases \['difference', 'value'\]"):
+        Federated(lambda i, plan: without_noise(plan))
     honest = Federated()
-    plan = {"config": honest.prepared.config.model_dump(), "facts": asdict(honest.prepared.parts.facts)}
-    plan |= {"multipliers": honest.prepared.plan.multipliers, "index": 0, "seed": 7, "shuffler": None}  # type: ignore[union-attr]
     with pytest.raises(Refused, match="must not be repeatable"):
-        own = honest.data.silos[0]
-        SiloServer(plan, {"features": own.features, "targets": own.targets})
+        SiloServer(setup_of(honest.plan, seed=7), records_of(honest.data.silos[0]))
 
 
 def test_a_key_shown_twice_gives_no_equal_pads():
@@ -494,9 +497,8 @@ def test_a_key_shown_twice_gives_no_equal_pads():
 
 def test_a_silo_that_was_told_to_draw_fewer_coins_spoils_the_sum(monkeypatch):
     """Even if it believed it: the guarantee of the others needs its coins, so the masks must not cancel."""
-    monkeypatch.setattr(SiloServer, "_check_plan", lambda self, multipliers: None)
-    weaker = lambda i, plan: plan | {"multipliers": {k: [v / 2 for v in m] for k, m in plan["multipliers"].items()}}
-    split = Federated(lambda i, plan: weaker(i, plan) if i == 2 else plan)
+    monkeypatch.setattr(SiloServer, "_check_plan", lambda self: None)
+    split = Federated(lambda i, plan: noised(plan, lambda m: m / 2) if i == 2 else plan)
     assert len(split.agree()) > 1
     parts = split.parts("value", 0, X0)
     assert not readable(parts.sum(axis=0, dtype=np.uint32))
@@ -539,9 +541,139 @@ def test_a_missing_silo_ends_the_run_and_leaves_no_model(tmp_path, monkeypatch):
 
 def test_a_plan_for_other_records_is_refused(federated):
     """Every silo checks its own size, and the masks check that all were told the same sizes."""
-    plan = federated.prepared.config.model_dump(), asdict(federated.prepared.parts.facts)
-    own = {"features": federated.data.silos[1].features, "targets": federated.data.silos[1].targets}
-    header = {"config": plan[0], "facts": plan[1], "multipliers": {}, "index": 0, "seed": None, "shuffler": None}
-    answer = decode(reply(None, encode({"kind": "setup", "plan": header}, own))[1])[0]
+    answer = answer_to(setup_of(federated.plan), records_of(federated.data.silos[1]))
     assert answer["kind"] == "refused"
     assert "12 records, the plan says 20" in answer["reason"]
+
+
+# --- parts from outside -----------------------------------------------------------------------------------
+
+
+def answer_to(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    return decode(reply(None, encode(header, arrays))[1])[0]
+
+
+def setup_naming(section: str, key: str, name: str, trust: str = "untrusted") -> dict[str, Any]:
+    """A good setup, but for one name that a hostile server has put there."""
+    setup = setup_of(prepare(agreed(trust, **({"weights": "size"} if trust == "shuffled" else {})), DATA).plan)
+    setup["plan"]["config"][section][key] = name
+    return setup
+
+
+@pytest.fixture
+def closed(monkeypatch) -> Iterator[list[str]]:
+    """This process as a silo's is; the paths of all that is imported by name (from outside nothing really is)."""
+    imported, honest = [], registry._imported
+
+    def spy(kind: str, path: str) -> Any:
+        imported.append(path)
+        if not path.startswith("silodp."):
+            raise ConfigError("not in a test")
+        return honest(kind, path)
+
+    monkeypatch.setattr(registry, "_imported", spy)
+    monkeypatch.setattr(registry, "_allowed", None)  # restored afterwards
+    registry.close()
+    yield imported
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "name", "trust"),
+    [
+        ("model", "kind", "code:interact", "untrusted"),
+        ("algorithm", "name", "os:system", "untrusted"),
+        ("algorithm", "compressor", "os:system", "untrusted"),
+        ("algorithm", "randomizer", "os:system", "shuffled"),
+    ],
+)
+def test_a_server_cannot_make_a_silo_import_what_it_names(section, key, name, trust, closed):
+    setup = setup_naming(section, key, name, trust)
+    answer = answer_to(setup, records_of(DATA.silos[0]))
+    assert answer["kind"] == "refused"
+    assert (
+        f"{section}.{key} = {name!r}: not the library's own, and not listed by this silo's operator" in answer["reason"]
+    )
+    assert closed  # the library's own parts were looked up
+    assert [path for path in closed if not path.startswith("silodp.")] == []
+    registry._allowed = None
+    answer_to(setup, records_of(DATA.silos[0]))
+    assert name in closed  # an open process would have imported it
+
+
+def test_a_trust_model_that_a_server_names_is_not_imported_either(closed):
+    answer = answer_to(setup_naming("privacy", "trust", "os:system"), records_of(DATA.silos[0]))
+    assert answer["kind"] == "refused"
+    assert [path for path in closed if not path.startswith("silodp.")] == []
+
+
+OUTSIDE = """
+from pathlib import Path
+from silodp.models import build_model
+
+Path(__file__).with_suffix(".imported").touch()
+
+def listed(facts):
+    return build_model("logistic", inputs=facts.input_shape[0], outputs=facts.outputs, task=facts.task)
+
+def other(facts):
+    return listed(facts)
+"""
+
+
+def test_a_silos_operator_allows_exactly_what_the_command_line_lists(tmp_path, monkeypatch):
+    (tmp_path / "outside_part.py").write_text(OUTSIDE, encoding="utf-8")
+    imported = tmp_path / "outside_part.imported"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    told = lambda name: (setup_naming("model", "kind", name), records_of(DATA.silos[0]))
+
+    def refused(silo: SiloProcess, name: str) -> None:
+        silo.send(*told(name))
+        with pytest.raises(Refused, match="not listed by this silo's operator"):
+            silo.receive()
+        assert not imported.exists()
+
+    with SiloProcess() as silo:
+        refused(silo, "outside_part:listed")
+    with SiloProcess(["outside_part:listed"]) as silo:
+        for name in ("outside_part:other", "outside_part:listed.__globals__", "code:interact"):
+            refused(silo, name)
+        silo.send(*told("outside_part:listed"))
+        assert silo.receive()[0] == {"kind": "ready", "key": None}
+        assert imported.exists()
+
+
+# --- plans that are none ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda setup: setup.update(index=2), "index"),
+        (lambda setup: setup.update(index=-1), "index"),
+        (lambda setup: setup.update(index="0"), "index"),
+        (lambda setup: setup.pop("shuffler"), "shuffler"),
+        (lambda setup: setup.update(plan="spider"), ""),
+        (lambda setup: setup["plan"].pop("stages"), "stages"),
+        (lambda setup: setup["plan"].update(stages=[None]), ""),
+        (lambda setup: setup["plan"]["stages"][0].update(multipliers=[1.0]), ""),
+        (lambda setup: setup["plan"]["facts"].update(more=1), "more"),
+        (lambda setup: setup["plan"]["facts"].update(sizes=[]), ""),
+        (lambda setup: setup["plan"]["facts"].update(weights=[0.9, 0.1]), "facts are not those that its config gives"),
+        (lambda setup: setup["plan"]["facts"].update(parameters=7), "7 parameters, the model has 6"),
+        (lambda setup: setup["plan"]["config"]["algorithm"].update(rounds=5), "facts are not"),
+    ],
+)
+def test_a_setup_that_is_none_is_refused_and_does_not_end_the_silo(change, reason):
+    setup = setup_of(prepare(agreed(), DATA).plan)
+    assert answer_to(setup, records_of(DATA.silos[0]))["kind"] == "ready"
+    change(setup)
+    answer = answer_to(setup, records_of(DATA.silos[0]))
+    assert answer["kind"] == "refused"
+    assert reason in answer["reason"]
+
+
+def test_a_plan_with_a_shuffler_needs_the_way_to_it():
+    plan = prepare(agreed("shuffled", weights="size"), DATA).plan
+    answer = answer_to(setup_of(plan), records_of(DATA.silos[0]))
+    assert answer["kind"] == "refused"
+    assert "shuffler" in answer["reason"]

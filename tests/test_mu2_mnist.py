@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from silodp.config import parse_config
-from silodp.run.runner import read_data
+from silodp.data import read_data
 from silodp.run.sweep import Outcome, sweep
 
 MNIST = Path(os.environ.get("SILODP_DATA", "")) / "mnist.npz"
@@ -49,7 +49,7 @@ def outcomes(trust: str, silos: int) -> list[Outcome]:
         "sweep": {"grid": {"privacy.gdp": list(RHO)}},
     }
     config = parse_config(tree)
-    return sweep(config, data=read_data(config))
+    return sweep(config, data=read_data(config.data))
 
 
 @pytest.mark.skipif(not MNIST.is_file(), reason="needs mnist.npz (SILODP_DATA)")

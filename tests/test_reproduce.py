@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from silodp.algorithms.theory import choose, with_options
-from silodp.build import checked_algorithm
 from silodp.cli import app
-from silodp.config import ConfigError
-from silodp.planning import plan_of
+from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.plan.plan import built, choose, make_plan, settled_facts, with_options
 from silodp.reproduce import load_experiment, names
 from silodp.reproduce.checks import check
 from silodp.reproduce.claims import Judgement, judgements, p_value
@@ -45,11 +45,13 @@ def test_a_description_makes_configs_that_can_be_accounted(name, quick):
         for level in {0, len(unit.levels) - 1}:
             for pick in (0, -1):
                 config = unit.config(level, {key: values[pick] for key, values in unit.line.search.items()})
-                sizes = [60_000 // (config.data.silos or 25)] * (config.data.silos or 25)
-                config = with_options(config, choose(config, sizes, 7850))  # what mu2 leaves to its theorem
-                checked_algorithm(config, sizes, [str(i) for i in range(len(sizes))])
+                silos = config.data.silos or 25
+                names = tuple(str(i) for i in range(silos))
+                facts = Facts((60_000 // silos,) * silos, names, parameters=7850)
+                config = with_options(config, choose(config, settled_facts(config, facts)))  # what mu2 leaves open
+                built(config, settled_facts(config, facts))
                 if unit.column == "best" and config.privacy.trust != "shuffled":
-                    plan_of(config, sizes, [str(i) for i in range(len(sizes))], 500)
+                    make_plan(config, replace(facts, parameters=500))
 
 
 def small(**changes) -> Experiment:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from silodp.config import ConfigError, parse_config
+from silodp.config import parse_config
+from silodp.errors import ConfigError
 from silodp.privacy.selection import Trials, selection_epsilon
 from silodp.run.selection import save_selection, select_privately
 from tests.cases import case

@@ -3,6 +3,14 @@ registry entries.
 
 `find(name)` gives an algorithm's entry. `silodp.algorithms.Spider(rounds=20, clip=1.0)` and the like are the
 `[algorithm]` section of a config as an object: what `silodp.train(algorithm=...)` takes.
+
+Example:
+    >>> import silodp
+    >>> options = silodp.algorithms.Spider(rounds=20, step_size=0.3, clip=1.0, clip_difference=0.5)
+    >>> options.name, options.rounds
+    ('spider', 20)
+    >>> "MBPSGMFG" in dir(silodp.algorithms)
+    True
 """
 
 from __future__ import annotations
@@ -11,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from silodp import registry
-from silodp.config import AlgorithmConfig
+from silodp.config import AlgorithmConfig, parse_config
 from silodp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +77,7 @@ def __getattr__(name: str) -> Any:
     registered = _NAMES[name]
 
     def options(**given: Any) -> AlgorithmConfig:
-        return AlgorithmConfig(name=registered, **given)
+        return parse_config({"algorithm": {"name": registered, **given}}).algorithm
 
     options.__name__ = options.__qualname__ = name
     options.__doc__ = f"The `[algorithm]` section of {registered}; keyword arguments are its keys."

@@ -82,7 +82,8 @@ class Entry:
     bits: str = "32 d"  # that a silo sends in a round
 
     def runs_under(self, trust: str) -> bool:
-        return self.trusts is None or trust in self.trusts
+        """A trust model from outside says itself, in its `check`, what it cannot keep."""
+        return self.trusts is None or trust in self.trusts or not registry.is_own("channel", trust)
 
     def theorem(self, trust: str, prox: str, compression: str, *, usual: bool) -> str | None:
         """The theorem that covers this combination, or None: private all the same, but of unproved utility.

@@ -1,4 +1,4 @@
-"""PROOF BY ATTACK: an audit runs the code on canaries and compares what leaks with what the plan claims.
+"""ATTACKS: an audit runs the code on canaries and compares what leaks with what the plan claims.
 
 For every algorithm and trust model one small run of the real code (silodp.audit.canaries, silodp.audit.observe) is
 attacked (silodp.audit.attack). A measured mu above the claim by more than three standard errors convicts the code; a

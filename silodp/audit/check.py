@@ -20,7 +20,7 @@ import numpy as np
 
 from silodp import registry, vouched
 from silodp.algorithms import find
-from silodp.audit.neighbours import measured_sensitivity
+from silodp.audit.neighbours import Moved, measured_sensitivity
 from silodp.audit.table import OK, audit, audit_case, cases_of, trusts_of
 from silodp.compressors import Compressor
 from silodp.config import parse_config
@@ -34,7 +34,8 @@ from silodp.run.runner import Prepared, prepare
 from silodp.run.simulate import Carry, begin, compile_run, simulate
 
 SIZES, FEATURES, ROUNDS = (40, 25, 31), 5, 6
-EXTREMES = ((1e3, 1), (-1e3, 1))  # two records with opposite gradients, longer than any clip
+# Pairs of records, longer than any clip: with opposite gradients, and with different squares.
+EXTREMES = (((1e3,) * FEATURES, (-1e3,) * FEATURES), ((1e3, *(0.0,) * (FEATURES - 1)), (0.0,) * FEATURES))
 RELATIVE, ABSOLUTE = 1e-5, 1e-5  # that message mode may differ from the simulation by
 
 
@@ -197,8 +198,10 @@ def check_messages(prepared: Prepared, expected: Carry) -> str:
 
 
 def check_neighbours(prepared: Prepared) -> str:
-    one, other = (((jnp.full(FEATURES, size)), jnp.int32(label)) for size, label in EXTREMES)
-    moved = measured_sensitivity(prepared, ROUNDS, one, other)
+    moved = Moved()
+    for pair in EXTREMES:
+        one, other = ((jnp.asarray(features), jnp.int32(1)) for features in pair)
+        moved.join(measured_sensitivity(prepared, ROUNDS, one, other))
     if moved.exceeded:
         raise AssertionError(f"moves by more than its bound: {moved.exceeded}")
     return ", ".join(f"{stream} at most {ratio:.3f} of its bound" for stream, ratio in moved.worst.items())

@@ -32,6 +32,10 @@ class Moved:
     def note(self, stream: str, ratio: float) -> None:
         self.worst[stream] = max(self.worst.get(stream, 0.0), ratio)
 
+    def join(self, other: Moved) -> None:
+        for stream, ratio in other.worst.items():
+            self.note(stream, ratio)
+
     @property
     def exceeded(self) -> dict[str, float]:
         return {stream: ratio for stream, ratio in self.worst.items() if not ratio <= 1 + ROUNDING}

@@ -1,5 +1,14 @@
 """TRUST: a file for each trust model, with everything that differs by it: what is checked and accounted, who is
-protected by how much, the words of the certificate, both ends of the channel, and what an auditor sees."""
+protected by how much, the words of the certificate, both ends of the channel, and what an auditor sees.
+
+Example:
+    >>> import silodp
+    >>> from silodp.compressors import RandK
+    >>> for channel in (silodp.channels.Trusted(), silodp.channels.Compressed(compressor=RandK(keep=5))):
+    ...     print(channel.options())
+    {'privacy.trust': 'trusted'}
+    {'privacy.trust': 'untrusted', 'algorithm.compressor': 'rand-k', 'algorithm.keep': 5, 'algorithm.shifted': False}
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any

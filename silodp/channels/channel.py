@@ -8,7 +8,7 @@ plan that every party holds, never from a message. A channel without any multipl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import equinox as eqx
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from silodp import registry
 from silodp.core import Account, Answer, Public, RecordMean, Release, Silo, Vector
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Stream
@@ -86,7 +87,18 @@ class Wishes:
 
 
 class Channel(eqx.Module):
-    """A trust model. `multipliers` holds, by stream, one number for each silo; a plan fills it in."""
+    """A trust model: it answers for itself, from what is checked before a run to what an auditor sees.
+
+    Args:
+        multipliers: by stream, one noise multiplier for each silo; a plan fills it in.
+
+    Example:
+        >>> import silodp
+        >>> silodp.channels.Summed(grid=64).options()
+        {'privacy.trust': 'shuffled', 'algorithm.randomizer': 'pvec', 'algorithm.grid': 64}
+        >>> print(silodp.channels.Untrusted().if_others_collude)
+        unchanged if the server and all other silos collude: the silo's noise is its own
+    """
 
     name: ClassVar[str] = ""
     # For the certificate: what the adversary sees, who has to be honest, and what is left if the others are not.
@@ -106,6 +118,12 @@ class Channel(eqx.Module):
         refuse_compression(wishes)
         refuse_randomizer(wishes)
         return cls(**wishes.own)
+
+    def options(self) -> dict[str, Any]:
+        """This channel as a config says it, by section.key: `of` gives the same channel back."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "multipliers"}
+        named = {"privacy.trust": registry.name_of("channel", type(self))}
+        return named | {f"privacy.{name}": value for name, value in own.items()}
 
     def batches(self, kind: str | None, asked: bool) -> str | None:
         """The way batches are drawn on this channel, when `kind` is what the algorithm (or the user) wants."""
@@ -306,6 +324,11 @@ def per_record(answer: Answer) -> RecordMean:
     if not isinstance(answer, RecordMean):
         raise TypeError("a shuffled channel needs the records one by one: this estimator only has their mean")
     return answer
+
+
+def trust_of(channel: Channel, library: type[Channel]) -> str:
+    """How a config asks for it: the library's class by its trust model, a class derived from it by its own name."""
+    return channel.name if type(channel) is library else registry.name_of("channel", type(channel))
 
 
 def refuse_compression(wishes: Wishes) -> None:

@@ -13,6 +13,7 @@ A silo that is absent keeps it; the server keeps the weighted mean of all silos'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import equinox as eqx
@@ -21,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt32
 
-from silodp.channels.channel import Packed, Wishes, normalised
+from silodp import registry
+from silodp.channels.channel import Channel, Packed, Wishes, normalised, refuse_randomizer, trust_of
 from silodp.channels.untrusted import Untrusted
 from silodp.compressors import Compressor, RandK, build_compressor, shift_rate
 from silodp.core import Account, Answer, RecordMean, Release, Silo, Vector
@@ -46,6 +48,27 @@ class Compressed(Untrusted):
     compressor: Compressor = eqx.field(kw_only=True)
     shifted: bool = eqx.field(static=True, kw_only=True, default=False)
     mask_amplification: bool = eqx.field(static=True, kw_only=True, default=False)
+
+    @classmethod
+    def of(cls, wishes: Wishes) -> Channel:
+        refuse_randomizer(wishes)
+        compression = compression_of(wishes)
+        if compression is None:
+            raise ConfigError(f"algorithm.compressor is missing: {cls.__name__} needs one")
+        return cls(**compression)
+
+    def options(self) -> dict[str, Any]:
+        kind = type(self.compressor)
+        own = {field.name: getattr(self.compressor, field.name) for field in fields(kind)}
+        told = {"compressor": registry.name_of("compressor", kind)} | own
+        if self.compressor.unbiased:  # a biased one is never shifted
+            told["shifted"] = self.shifted
+        masked = {"privacy.mask_amplification": True} if self.mask_amplification else {}
+        return (
+            {"privacy.trust": trust_of(self, Compressed)}
+            | {f"algorithm.{key}": value for key, value in told.items()}
+            | masked
+        )
 
     @property
     def feedback(self) -> bool:

@@ -175,6 +175,9 @@ class Summed(Channel):
     grid: int = eqx.field(static=True, kw_only=True, default=200)  # rounding levels
     protocols: dict[str, PVec] = eqx.field(kw_only=True, default_factory=dict)  # by stream; a plan fills it in
 
+    def options(self) -> dict[str, Any]:
+        return {"privacy.trust": self.name, "algorithm.randomizer": "pvec", "algorithm.grid": self.grid}
+
     def batches(self, kind: str | None, asked: bool) -> str | None:
         return Shuffled.batches(self, kind, asked)  # type: ignore[arg-type]
 

@@ -32,7 +32,18 @@ Clip = float | Float[Array, ""]
 
 
 class Randomizer(eqx.Module):
-    """eps0-LDP, unbiased, for records of norm at most clip. Built from its level: `Randomizer(eps0)`."""
+    """eps0-LDP, unbiased, for records of norm at most clip.
+
+    Args:
+        eps0: the level; `Randomizer(eps0)` is how a plan builds one.
+
+    Example:
+        >>> import silodp
+        >>> issubclass(silodp.channels.Duchi, silodp.Randomizer)
+        True
+        >>> round(silodp.channels.Duchi(2.0).variance(dimension=10, clip=1.0), 2)
+        24.76
+    """
 
     hides: ClassVar[RandomizerName] = "clones"  # what the accountant knows of it beyond eps0
     traced_level: ClassVar[bool] = True  # whether eps0 may be a traced number

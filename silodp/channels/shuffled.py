@@ -34,6 +34,7 @@ from silodp.channels.channel import (
     normalised,
     per_record,
     refuse_compression,
+    trust_of,
 )
 from silodp.channels.randomizers import Duchi, Randomizer
 from silodp.channels.sealed import OVERHEAD, Batch, Terms, open_batch, seal
@@ -85,11 +86,19 @@ class Shuffled(Channel):
         if options.grid is not None and options.grid % 2:
             raise ConfigError(f"algorithm.grid = {options.grid}: give an even number of levels")
         found = registry.find("randomizer", options.randomizer or implied)
+        if found is Summed and cls is not Shuffled:
+            raise ConfigError(
+                f"algorithm.randomizer = 'pvec': {cls.__name__} sends each record's message; leave it out"
+            )
         if found is Summed:
             return Summed(**({} if options.grid is None else {"grid": options.grid}), **wishes.own)
         if not (isinstance(found, type) and issubclass(found, Randomizer)):
             raise ConfigError(f"algorithm.randomizer = {options.randomizer!r}: is no silodp.Randomizer")
-        return Shuffled(randomizer=found, **wishes.own)
+        return cls(randomizer=found, **wishes.own)
+
+    def options(self) -> dict[str, Any]:
+        name = registry.name_of("randomizer", self.randomizer)
+        return {"privacy.trust": trust_of(self, Shuffled), "algorithm.randomizer": name}
 
     def batches(self, kind: str | None, asked: bool) -> str | None:
         if kind != "poisson":
@@ -208,6 +217,8 @@ class Shuffled(Channel):
         return Terms(size, int(declared.facts.fewest(each)), declared.facts.answering, max(each))
 
     def silo_end(self, declared: Declared, index: int, agreed: bytes, shuffler: Any) -> SiloEnd:
+        if shuffler is None:
+            raise Refused("shuffler: this silo was given no way to it, and its messages may go no other")
         return Courier(self, shuffler)
 
     def server_end(self, sizes: Mapping[str, int], shuffler: Any) -> ServerEnd:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from silodp.channels.channel import Asked, Channel, Form, Packed, Wishes, evaluated, normalised, refuse_randomizer
 from silodp.core import Account, Answer, Public, Silo, Vector
+from silodp.errors import ConfigError
 from silodp.randomness import Randomness
 
 
@@ -33,7 +34,14 @@ class Untrusted(Channel):
 
         refuse_randomizer(wishes)
         compression = compression_of(wishes)
-        return Untrusted(**wishes.own) if compression is None else Compressed(**compression)
+        if compression is None:
+            return cls(**wishes.own)
+        if cls is not Untrusted:  # a class from outside must not be replaced by one that knows nothing of it
+            raise ConfigError(
+                f"algorithm.compressor = {wishes.options.compressor!r}: {cls.__name__} sends uncompressed messages; "
+                "derive it from silodp.channels.Compressed"
+            )
+        return Compressed(**compression)
 
     def averaged(self, silos: float) -> float:
         return math.sqrt(silos)  # each silo's noise is independent of the others'

@@ -63,18 +63,30 @@ def load_data(
 ) -> FederatedData:
     """Read `source` and give every silo its records.
 
-    source: a dataset's name; a file, DataFrame or (features, targets), to be divided by
-        `silo_column` or by `partition` (iid by default) into `silos`; or a folder, pattern, list
-        or dict with one entry per silo.
-    classes: the labels, if known beforehand; any other label is then an error.
-    test: a fraction to hold out, or a table of its own; by default the dataset's customary test
-        records, if any. Copies of a record never land on both sides: the split comes first.
-    seed: of the split, the selection and the partition; public.
-    records: keep the first so many records of every silo. sizes: of the silos (iid, by-label).
-    per_class, limit: use only the first so many records of every class, so many drawn at random.
-    preprocess: see `silodp.data.preprocess`.
+    Args:
+        source: a dataset's name; a file, DataFrame or (features, targets), to be divided by
+            `silo_column` or by `partition` (iid by default) into `silos`; or a folder, pattern, list
+            or dict with one entry per silo.
+        classes: the labels, if known beforehand; any other label is then an error.
+        test: a fraction to hold out, or a table of its own; by default the dataset's customary test
+            records, if any. Copies of a record never land on both sides: the split comes first.
+        seed: of the split, the selection and the partition; public.
+        records: keep the first so many records of every silo. sizes: of the silos (iid, by-label).
+        per_class, limit: use only the first so many records of every class, so many drawn at random.
+        target, silo_column: columns of a table. task: classification or regression, when it is not clear.
+        alpha: of the dirichlet partition. preprocess: see `silodp.data.preprocess`.
 
     Records with several arrays, whole numbers or several targets: `FederatedData.of`.
+
+    Returns:
+        The silos, their test records, and notes on how they were prepared.
+
+    Example:
+        >>> import numpy as np, silodp
+        >>> rng = np.random.default_rng(0)
+        >>> pairs = {name: (rng.normal(size=(n, 3)), rng.integers(2, size=n)) for name, n in (("a", 30), ("b", 20))}
+        >>> silodp.load_data(pairs, test=0.2).sizes
+        (24, 16)
     """
     steps = parse_steps(preprocess)
     columns = Columns(target, silo_column, categorical_columns(steps))

@@ -106,7 +106,19 @@ class SiloData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """The silos of one run, all with the same arrays, and a test set if there is one."""
+    """The silos of one run, all with the same arrays, and a test set if there is one.
+
+    Args:
+        source: where the records came from. silos: each one's records. test: records held out, if any.
+        task: classification or regression. classes: the label of class 0, 1, ...; empty for regression.
+        notes: how the records were prepared, and whether that was private.
+
+    Example:
+        >>> import silodp
+        >>> data = silodp.load_data("wbcd", silos=4, test=0.2)
+        >>> data.sizes, data.classes, data.input_shape
+        ((114, 114, 114, 113), ('benign', 'malignant'), (30,))
+    """
 
     source: str
     silos: tuple[SiloData, ...]

@@ -49,6 +49,8 @@ class SiloServer:
         self.seed: int | None = setup["seed"]
         self.plan = Plan.from_json(setup["plan"])
         facts = self.plan.facts
+        if self.index not in range(facts.silos):
+            raise Refused(f"setup: index = {self.index!r}; the plan has silos 0 to {facts.silos - 1}")
         stored, size = own_records(facts, records)
         if size != facts.sizes[self.index]:
             raise Refused(f"setup: this silo has {size} records, the plan says {facts.sizes[self.index]}")
@@ -233,7 +235,7 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
         public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
         facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
         return server, encode({"kind": "answer", "facts": facts}, message)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         return server, encode({"kind": "refused", "reason": f"{error}"}, {})
 
 

@@ -5,23 +5,50 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from silodp.algorithms import find
 from silodp.config import Config, DataConfig, parse_config
-from silodp.data import read_data
+from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError, Inadmissible
 from silodp.facts import Facts
+from silodp.models import Model, model_of
+from silodp.objective import parameter_count
+from silodp.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.certificate import release_line
 from silodp.plan.plan import Plan, choose, claim_of, make_plan, settled_facts, with_options
 from silodp.plots import curve_figure
 from silodp.privacy import accountant
 
 
-def account(config: Config) -> dict[str, Any]:
-    """Epsilon and noise of every silo, and the paper's own calibration beside them."""
+def account(
+    config: Described | None = None,
+    *,
+    data: DataLike | None = None,
+    model: ModelLike | None = None,
+    **objects: Unpack[Objects],
+) -> dict[str, Any]:
+    """The noise for a target, or the epsilon of given noise: of every silo, and by the paper's own calibration.
+
+    Args:
+        config, algorithm, channel, epsilon, ...: as for `train`; numbers that cost no privacy may be left out.
+        data: a `FederatedData`, of which only the sizes are used, or e.g. {"silos": 4, "records": 1000}.
+        model: as for `train`; what passes a shuffler depends on the number of parameters.
+
+    Returns:
+        What `silodp account --json` prints: for each silo its epsilon and, by stream, releases and noise.
+
+    Example:
+        >>> import silodp
+        >>> told = silodp.account(
+        ...     algorithm=silodp.algorithms.DPGD(rounds=50), epsilon=1.0, data={"silos": 4, "records": 1000}
+        ... )
+        >>> [(row["stream"], row["count"], round(row["multiplier"], 2)) for row in told["silos"][0]["releases"]]
+        [('value', 50, 26.38)]
+    """
+    config = with_known(*asked(config, data, model, objects))
     plan = planned(config)
     return {
         "algorithm": config.algorithm.name,
@@ -32,6 +59,17 @@ def account(config: Config) -> dict[str, Any]:
         "silos": [silo_row(plan, i) for i in range(plan.facts.silos)],
         "paper": paper_row(config),
     } | no_noise_note(plan)
+
+
+def with_known(config: Config, data: FederatedData | None, model: Model | None) -> Config:
+    """The config with the sizes of data, and the parameters of a model, that are given as objects."""
+    tree = config.model_dump(exclude_unset=True)
+    if data is not None:
+        tree["data"] = {"sizes": list(data.sizes)}
+        model = model or model_of(config.model, facts_of(data))
+    if model is not None:
+        tree["model"] = {"kind": config.model.kind, "parameters": parameter_count(model)}
+    return parse_config(tree) if data is not None or model is not None else config
 
 
 def no_noise_note(plan: Plan) -> dict[str, str]:

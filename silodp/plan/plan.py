@@ -45,7 +45,26 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The promise: a checked config, public facts, and for every stage its streams and noise."""
+    """The promise: a checked config, public facts, and for every stage its streams and noise.
+
+    `silodp.plan.plan.make_plan(config, facts)` makes one; `to_json` and `Plan.from_json` carry it to other parties.
+
+    Args:
+        config, facts: what was asked for, and what everybody knows. entry, algorithm, channel: the parts they name.
+        stages: what is released and with how much noise. chosen: options that the config leaves to the theorem.
+
+    Example:
+        >>> import silodp
+        >>> from silodp.plan.plan import make_plan
+        >>> config = silodp.Config(
+        ...     algorithm=silodp.algorithms.DPGD(rounds=10, step_size=0.1, clip=1.0), privacy={"epsilon": 2.0}
+        ... )
+        >>> plan = make_plan(config, silodp.Facts((400, 250), ("north", "south")))
+        >>> round(plan.epsilon(0), 3), plan.streams
+        (2.0, ('value',))
+        >>> silodp.Plan.from_json(plan.to_json()).multipliers == plan.multipliers
+        True
+    """
 
     config: Config
     facts: Facts

@@ -1,4 +1,4 @@
-"""The papers' tables and figures, run by the library's own sweeps from the descriptions in its folder `papers`."""
+"""CLAIMS: the papers' tables and figures, run by the library's own sweeps from descriptions in the folder `papers`."""
 
 from silodp.reproduce.experiment import Experiment
 from silodp.reproduce.files import load_experiment, names

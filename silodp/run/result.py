@@ -22,7 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """A finished run: its files, its history, and the trained parameters."""
+    """A finished run: its files, its history, and the trained parameters.
+
+    Args:
+        directory: where its files are. config: what was run. history: rows of what was measured.
+        params: of the last iterate. drawn: of the iterate of a uniformly drawn round.
+        summary: last row, guarantee, timing, versions. model: what `params` belong to.
+
+    Example:
+        >>> import silodp, tempfile
+        >>> data = silodp.load_data("wbcd", silos=3, test=0.2, preprocess=["standardise"])
+        >>> options = silodp.algorithms.GD(rounds=2, step_size=0.5)
+        >>> run = silodp.train(algorithm=options, data=data, out=tempfile.mkdtemp())
+        >>> isinstance(run, silodp.Run), run.predict(data.test.features[:5]).shape, run.history[-1]["round"]
+        (True, (5,), 2.0)
+    """
 
     directory: Path
     config: Config

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from silodp.config import Config, load_config, parse_config
+from silodp.config import Config
 from silodp.core import Account
 from silodp.data import FederatedData, read_data
 from silodp.deploy.coordinator import message_federation
@@ -22,6 +22,7 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.models import Model, model_of
 from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
+from silodp.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
 from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.plan import Plan, claim_of, make_plan
@@ -70,12 +71,6 @@ class Ground:
         if not (self.metrics or config.run.per_silo):
             return None
         return Wanted(self.metrics, tuple(zip(self.facts.names, self.facts.sizes, strict=True)), config.run.per_silo)
-
-
-def facts_of(data: FederatedData, parameters: int | None = None) -> Facts:
-    """What everybody knows about the data."""
-    names = tuple(silo.name for silo in data.silos)
-    return Facts(data.sizes, names, data.record, max(1, len(data.classes)), data.task, parameters)
 
 
 @dataclass(frozen=True)
@@ -130,31 +125,56 @@ def prepared_on(ground: Ground, config: Config) -> Prepared:
 
 
 def train(
-    config: Config | Mapping[str, Any] | Path | str,
+    config: Described | None = None,
     *,
-    data: FederatedData | None = None,
-    model: Model | None = None,
+    data: DataLike | None = None,
+    model: ModelLike | None = None,
     out: Path | str | None = None,
     progress: Progress = silent,
     on_round: OnRound | None = None,
     metrics: Mapping[str, Metric] | None = None,
     per_silo: bool = False,
+    **objects: Unpack[Objects],
 ) -> Run:
-    """Train as the config says; `data` and `model` may be given as objects instead.
+    """Train, as a config says or as objects say; both are the same run.
 
     Args:
+        config: a `Config`, a dict of its sections, or the path of a TOML file; left out when objects are given.
+        data: a `FederatedData` (see `load_data`), or a dict of the data section.
+        model: a `Model` (see `build_model`, `from_loss`), a dict of the model section, or the name of a kind.
+        out: directory of the results; a new one under runs/ when left out.
+        progress: shows how far the run is; `silodp.run.progress.bars(console)` draws bars.
         on_round: called as on_round(x, row) after every history row, with the flat parameters and the row. When it
             raises, the run stops; a simulation keeps its checkpoint, and `resume` goes on from there.
         metrics: functions (params, data) -> number that JAX can trace, measured in every history row under their
             names. `data` has `train`, `test` and `silos` (by name), each with `features` and `targets`.
-        per_silo: history columns of every silo, such as "objective/NAME"; the same as run.per_silo.
+        per_silo: history columns of every silo, such as "objective/NAME"; the same as run.per_silo. These and `metrics`
+            are computed on the records themselves: the guarantee does not cover them.
+        algorithm: what `silodp.algorithms.Spider(...)` and the like give, a dict of the algorithm section, or a name.
+        channel: `silodp.channels.Untrusted()` and the like, or the name of a trust model (default: untrusted).
+        epsilon, delta, gdp: the target for every record; without one the run is not private.
+        privacy, run: dicts of further keys of those sections. seed: of the simulation.
 
-    Metrics and silos' columns are computed on the records themselves: the guarantee does not cover them.
+    Returns:
+        A `Run`: its directory, history, parameters, summary, and `predict`.
+
+    Example:
+        >>> import silodp, tempfile
+        >>> run = silodp.train(
+        ...     algorithm=silodp.algorithms.Spider(rounds=4, restart=2, step_size=0.3, clip=1.0, clip_difference=0.5),
+        ...     channel=silodp.channels.Untrusted(),
+        ...     epsilon=1.0,
+        ...     delta=1e-5,
+        ...     data={"source": "wbcd", "silos": 3, "test": 0.2, "preprocess": ["standardise"]},
+        ...     out=tempfile.mkdtemp(),
+        ... )
+        >>> round(run.summary["epsilon"], 3), run.summary["stamp"]
+        (1.0, 'simulation: seeded noise, not private')
     """
-    parsed = as_config(config)
+    parsed, loaded, made = asked(config, data, model, objects)
     parsed = with_silo_columns(parsed) if per_silo else parsed
-    prepared = prepare(parsed, data, model, metrics)
-    if parsed.run.mode == "messages" and model is not None:
+    prepared = prepare(parsed, loaded, made, metrics)
+    if parsed.run.mode == "messages" and made is not None:
         raise ConfigError(
             "run.mode = 'messages': a model given as an object cannot be sent; use model.kind = 'MODULE:FUNCTION'"
         )
@@ -179,7 +199,19 @@ def resume(
 ) -> Run:
     """Continue a stopped simulation from its last checkpoint; the result is that of an unbroken run.
 
-    Objects are not saved: give the same `data`, `model` and `metrics` again.
+    Args:
+        path: the run's directory.
+        data, model, metrics: the same objects that the run was started with, if it was started with any.
+        progress, on_round: as for `train`.
+
+    Returns:
+        The finished `Run`.
+
+    Example:
+        >>> import silodp, tempfile
+        >>> silodp.resume(tempfile.mkdtemp())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        silodp.errors.ConfigError: ... is not a run: it has no config.toml
     """
     directory = RunDirectory.open(path)
     if directory.complete:
@@ -188,12 +220,6 @@ def resume(
     if config.run.mode == "messages":
         raise ConfigError(f"{str(path)!r} ran in message mode: its silos' state is gone; start a new run")
     return run_simulation(prepare(config, data, model, metrics), directory, progress, on_round)
-
-
-def as_config(config: Config | Mapping[str, Any] | Path | str) -> Config:
-    if isinstance(config, Config):
-        return config
-    return load_config(config) if isinstance(config, str | Path) else parse_config(dict(config))
 
 
 def run_simulation(

@@ -19,11 +19,12 @@ from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
+from silodp.objects import as_config
 from silodp.plan.certificate import SIMULATED
 from silodp.privacy.selection import Trials, mixed_selection_epsilon
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.progress import Progress, silent
-from silodp.run.runner import Ground, as_config, prepared_on
+from silodp.run.runner import Ground, prepared_on
 from silodp.run.sweep import Outcome, Value, best_of, grid_of, run_points, with_values
 
 

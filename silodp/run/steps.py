@@ -21,9 +21,10 @@ from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
+from silodp.objects import as_config
 from silodp.run.history import rows_of
 from silodp.run.progress import Progress, Update, silent
-from silodp.run.runner import Ground, Prepared, as_config, prepared_on
+from silodp.run.runner import Ground, Prepared, prepared_on
 from silodp.run.simulate import Compiled, begin, compile_run
 from silodp.run.sweep import with_values
 

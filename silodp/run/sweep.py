@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from silodp.core import Account
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
+from silodp.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.plan.certificate import SIMULATED, settle
 from silodp.privacy.accountant import epsilon as epsilon_of
 from silodp.privacy.kinds import Spent
@@ -29,7 +30,7 @@ from silodp.run.directory import RunDirectory, versions
 from silodp.run.group import Group, Ran
 from silodp.run.measure import Metric
 from silodp.run.progress import Progress, silent
-from silodp.run.runner import Ground, Prepared, as_config, prepared_on, source_name
+from silodp.run.runner import Ground, Prepared, prepared_on, source_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,16 +92,38 @@ def is_integer_field(section: str, name: str) -> bool:
 
 
 def sweep(
-    config: Config | Mapping[str, Any] | Path | str,
+    config: Described | None = None,
     *,
-    data: FederatedData | None = None,
-    model: Model | None = None,
+    data: DataLike | None = None,
+    model: ModelLike | None = None,
     progress: Progress = silent,
     metrics: Mapping[str, Metric] | None = None,
+    **objects: Unpack[Objects],
 ) -> Sweep:
-    """Run the whole grid; outcomes in the order of the grid. `metrics`: as those of `silodp.train`."""
-    base = as_config(config)
-    return Sweep(run_points(base, grid_of(base), data, model, progress, metrics))
+    """Run a grid of settings together. Choosing the best by looking at private records is not private.
+
+    Args:
+        config, data, model, progress, metrics: as for `train`.
+        grid: the values to combine, by section.key (or `sweep.grid` in the config).
+        algorithm, channel, epsilon, ...: as for `train`.
+
+    Returns:
+        An `Outcome` for each setting, in the order of the grid: its values, history, epsilon and parameters.
+        The list has `to_pandas()`.
+
+    Example:
+        >>> import silodp
+        >>> outcomes = silodp.sweep(
+        ...     algorithm=silodp.algorithms.DPGD(rounds=3, step_size=0.1, clip=1.0),
+        ...     epsilon=3.0,
+        ...     grid={"algorithm.step_size": [0.1, 1.0]},
+        ...     data={"source": "wbcd", "silos": 3, "preprocess": ["standardise"]},
+        ... )
+        >>> [outcome.values for outcome in outcomes]
+        [{'algorithm.step_size': 0.1}, {'algorithm.step_size': 1.0}]
+    """
+    base, loaded, made = asked(config, data, model, objects)
+    return Sweep(run_points(base, grid_of(base), loaded, made, progress, metrics))
 
 
 def run_points(
