@@ -14,10 +14,13 @@ from jaxtyping import PyTree
 from silodp.config import Config
 from silodp.models import Model
 from silodp.records import as_arrays
-from silodp.run.directory import RunDirectory
+from silodp.run.directory import RunDirectory, versions
+from silodp.run.simulate import drawn_round
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from silodp.run.runner import Prepared
 
 
 @dataclass
@@ -60,3 +63,29 @@ class Run:
     def trajectory(self) -> np.ndarray:
         """The flat parameters of every history row, rows x d; `run.trajectory = true` keeps them."""
         return RunDirectory(self.directory).trajectory()
+
+
+def summary_of(
+    prepared: Prepared, statement: dict[str, Any] | None, final: dict[str, float], timing: dict[str, float]
+) -> dict[str, Any]:
+    plan, objective = prepared.plan, prepared.ground.objective
+    return {
+        "algorithm": plan.config.algorithm.name,
+        "trust": plan.config.privacy.trust,
+        "private": plan.private,
+        "stamp": None if statement is None else statement["stamp"],
+        "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
+        "delta": plan.config.privacy.delta if statement else None,
+        "final": final,
+        "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
+        "silos": [{"silo": n, "records": s} for n, s in zip(plan.facts.names, plan.facts.sizes, strict=True)],
+        "parameters": objective.parameters,
+        "theorem": plan.theorem,
+        "chosen_by_theory": plan.chosen,
+        "engine": objective.engine,
+        "engine_reason": objective.engine_reason,
+        "classes": list(prepared.data.classes),
+        "preprocessing": [str(note) for note in prepared.data.notes],
+        "timing": timing,
+        "versions": versions(),
+    }

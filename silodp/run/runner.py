@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from silodp.run.federation import Silos
 from silodp.run.history import History, OnRound, rows_of
 from silodp.run.measure import Metric, Wanted, named_metrics
 from silodp.run.progress import Progress, silent
-from silodp.run.result import Run
+from silodp.run.result import Run, summary_of
 from silodp.run.simulate import ROWS, Chunk, Problem, Setting, begin, compile_run, drawn_round, measured, simulate
 
 HISTORY_ROWS = 100  # by default
@@ -314,32 +314,6 @@ def finish(
     directory.write_json("summary.json", summary)
     directory.forget_checkpoint()
     return Run(directory.path, config, history, params, drawn_params, summary, objective.model)
-
-
-def summary_of(
-    prepared: Prepared, statement: dict[str, Any] | None, final: dict[str, float], timing: dict[str, float]
-) -> dict[str, Any]:
-    plan, objective = prepared.plan, prepared.ground.objective
-    return {
-        "algorithm": plan.config.algorithm.name,
-        "trust": plan.config.privacy.trust,
-        "private": plan.private,
-        "stamp": None if statement is None else statement["stamp"],
-        "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
-        "delta": plan.config.privacy.delta if statement else None,
-        "final": final,
-        "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
-        "silos": [{"silo": n, "records": s} for n, s in zip(plan.facts.names, plan.facts.sizes, strict=True)],
-        "parameters": objective.parameters,
-        "theorem": plan.theorem,
-        "chosen_by_theory": plan.chosen,
-        "engine": objective.engine,
-        "engine_reason": objective.engine_reason,
-        "classes": list(prepared.data.classes),
-        "preprocessing": [str(note) for note in prepared.data.notes],
-        "timing": timing,
-        "versions": versions(),
-    }
 
 
 def context_of(prepared: Prepared) -> Context:
