@@ -110,7 +110,6 @@ class RunDirectory:
         """The points that were appended, as one array of rows."""
         points = np.fromfile(self.path / POINTS, np.float32).reshape(-1, parameters)
         self.write_arrays(TRAJECTORY, {"x": points})
-        (self.path / POINTS).unlink()
 
     def trajectory(self) -> np.ndarray:
         if not (self.path / TRAJECTORY).is_file():
@@ -137,7 +136,8 @@ class RunDirectory:
         return rebuilt(like, [arrays[name] for name in names]), int(arrays["rows"])
 
     def forget_checkpoint(self) -> None:
-        (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+        for name in ("checkpoint.safetensors", POINTS):
+            (self.path / name).unlink(missing_ok=True)
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         partial = self.path / (name + ".partial")

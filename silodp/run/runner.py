@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
@@ -28,16 +27,13 @@ from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, se
 from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
-from silodp.records import as_arrays
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
 from silodp.run.history import History, OnRound, rows_of
 from silodp.run.measure import Metric, Wanted, named_metrics
 from silodp.run.progress import Progress, silent
+from silodp.run.result import Run, summary_of
 from silodp.run.simulate import ROWS, Chunk, Problem, Setting, begin, compile_run, drawn_round, measured, simulate
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 HISTORY_ROWS = 100  # by default
 
@@ -96,48 +92,6 @@ class Prepared:
         return self.ground.data
 
 
-@dataclass
-class Run:
-    """A finished run: its files, its history, and the trained parameters.
-
-    Args:
-        directory: where its files are. config: what was run. history: rows of what was measured.
-        params: of the last iterate. drawn: of the iterate of a uniformly drawn round.
-        summary: last row, guarantee, timing, versions. model: what `params` belong to.
-
-    Example:
-        >>> import silodp, tempfile
-        >>> data = silodp.load_data("wbcd", silos=3, test=0.2, preprocess=["standardise"])
-        >>> options = silodp.algorithms.GD(rounds=2, step_size=0.5)
-        >>> run = silodp.train(algorithm=options, data=data, out=tempfile.mkdtemp())
-        >>> isinstance(run, silodp.Run), run.predict(data.test.features[:5]).shape, run.history[-1]["round"]
-        (True, (5,), 2.0)
-    """
-
-    directory: Path
-    config: Config
-    history: list[dict[str, float]]
-    params: PyTree
-    drawn: PyTree
-    summary: dict[str, Any]
-    model: Model
-
-    def predict(self, features: Any) -> Any:
-        """Predictions for features as the silos have them: one array, or the same dict or tuple of arrays."""
-        return self.model.predict(self.params, jax.tree.map(jnp.asarray, as_arrays(features, "features")))
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The history as a table, one row for each of its rows."""
-        import pandas as pd
-
-        return pd.DataFrame(self.history)
-
-    @property
-    def trajectory(self) -> np.ndarray:
-        """The flat parameters of every history row, rows x d; `run.trajectory = true` keeps them."""
-        return RunDirectory(self.directory).trajectory()
-
-
 def prepare(
     config: Config,
     data: FederatedData | None = None,
@@ -194,7 +148,8 @@ def train(
             raises, the run stops; a simulation keeps its checkpoint, and `resume` goes on from there.
         metrics: functions (params, data) -> number that JAX can trace, measured in every history row under their
             names. `data` has `train`, `test` and `silos` (by name), each with `features` and `targets`.
-        per_silo: history columns of every silo, such as "objective/NAME"; the same as run.per_silo.
+        per_silo: history columns of every silo, such as "objective/NAME"; the same as run.per_silo. These and `metrics`
+            are computed on the records themselves: the guarantee does not cover them.
         algorithm: what `silodp.algorithms.Spider(...)` and the like give, a dict of the algorithm section, or a name.
         channel: `silodp.channels.Untrusted()` and the like, or the name of a trust model (default: untrusted).
         epsilon, delta, gdp: the target for every record; without one the run is not private.
@@ -248,7 +203,7 @@ def resume(
 
     Args:
         path: the run's directory.
-        data, model, metrics: the same objects that the run was started with; they are not saved.
+        data, model, metrics: the same objects that the run was started with, if it was started with any.
         progress, on_round: as for `train`.
 
     Returns:
@@ -361,32 +316,6 @@ def finish(
     directory.write_json("summary.json", summary)
     directory.forget_checkpoint()
     return Run(directory.path, config, history, params, drawn_params, summary, objective.model)
-
-
-def summary_of(
-    prepared: Prepared, statement: dict[str, Any] | None, final: dict[str, float], timing: dict[str, float]
-) -> dict[str, Any]:
-    plan, objective = prepared.plan, prepared.ground.objective
-    return {
-        "algorithm": plan.config.algorithm.name,
-        "trust": plan.config.privacy.trust,
-        "private": plan.private,
-        "stamp": None if statement is None else statement["stamp"],
-        "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
-        "delta": plan.config.privacy.delta if statement else None,
-        "final": final,
-        "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
-        "silos": [{"silo": n, "records": s} for n, s in zip(plan.facts.names, plan.facts.sizes, strict=True)],
-        "parameters": objective.parameters,
-        "theorem": plan.theorem,
-        "chosen_by_theory": plan.chosen,
-        "engine": objective.engine,
-        "engine_reason": objective.engine_reason,
-        "classes": list(prepared.data.classes),
-        "preprocessing": [str(note) for note in prepared.data.notes],
-        "timing": timing,
-        "versions": versions(),
-    }
 
 
 def context_of(prepared: Prepared) -> Context:

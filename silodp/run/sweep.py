@@ -108,7 +108,8 @@ def sweep(
         algorithm, channel, epsilon, ...: as for `train`.
 
     Returns:
-        A list with an `Outcome` for each setting, in the order of the grid: values, history, epsilon, parameters.
+        An `Outcome` for each setting, in the order of the grid: its values, history, epsilon and parameters.
+        The list has `to_pandas()`.
 
     Example:
         >>> import silodp

@@ -1,0 +1,91 @@
+"""What a finished run hands over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from silodp.config import Config
+from silodp.models import Model
+from silodp.records import as_arrays
+from silodp.run.directory import RunDirectory, versions
+from silodp.run.simulate import drawn_round
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from silodp.run.runner import Prepared
+
+
+@dataclass
+class Run:
+    """A finished run: its files, its history, and the trained parameters.
+
+    Args:
+        directory: where its files are. config: what was run. history: rows of what was measured.
+        params: of the last iterate. drawn: of the iterate of a uniformly drawn round.
+        summary: last row, guarantee, timing, versions. model: what `params` belong to.
+
+    Example:
+        >>> import silodp, tempfile
+        >>> data = silodp.load_data("wbcd", silos=3, test=0.2, preprocess=["standardise"])
+        >>> options = silodp.algorithms.GD(rounds=2, step_size=0.5)
+        >>> run = silodp.train(algorithm=options, data=data, out=tempfile.mkdtemp())
+        >>> isinstance(run, silodp.Run), run.predict(data.test.features[:5]).shape, run.history[-1]["round"]
+        (True, (5,), 2.0)
+    """
+
+    directory: Path
+    config: Config
+    history: list[dict[str, float]]
+    params: PyTree
+    drawn: PyTree
+    summary: dict[str, Any]
+    model: Model
+
+    def predict(self, features: Any) -> Any:
+        """Predictions for features as the silos have them: one array, or the same dict or tuple of arrays."""
+        return self.model.predict(self.params, jax.tree.map(jnp.asarray, as_arrays(features, "features")))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The history as a table, one row for each of its rows."""
+        import pandas as pd
+
+        return pd.DataFrame(self.history)
+
+    @property
+    def trajectory(self) -> np.ndarray:
+        """The flat parameters of every history row, rows x d; `run.trajectory = true` keeps them."""
+        return RunDirectory(self.directory).trajectory()
+
+
+def summary_of(
+    prepared: Prepared, statement: dict[str, Any] | None, final: dict[str, float], timing: dict[str, float]
+) -> dict[str, Any]:
+    plan, objective = prepared.plan, prepared.ground.objective
+    return {
+        "algorithm": plan.config.algorithm.name,
+        "trust": plan.config.privacy.trust,
+        "private": plan.private,
+        "stamp": None if statement is None else statement["stamp"],
+        "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
+        "delta": plan.config.privacy.delta if statement else None,
+        "final": final,
+        "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
+        "silos": [{"silo": n, "records": s} for n, s in zip(plan.facts.names, plan.facts.sizes, strict=True)],
+        "parameters": objective.parameters,
+        "theorem": plan.theorem,
+        "chosen_by_theory": plan.chosen,
+        "engine": objective.engine,
+        "engine_reason": objective.engine_reason,
+        "classes": list(prepared.data.classes),
+        "preprocessing": [str(note) for note in prepared.data.notes],
+        "timing": timing,
+        "versions": versions(),
+    }
