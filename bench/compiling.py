@@ -33,7 +33,7 @@ def compiling(quick: bool) -> dict[str, Any]:
 
 
 def config_of(name: str) -> Config:
-    """The registry's least options, under an untrusted server where the algorithm has one."""
+    """The registry's minimal options, under an untrusted server where the algorithm has one."""
     entry = REGISTRY[name]
     trust = "untrusted" if "untrusted" in entry.trusts else entry.trusts[0]
     options = {"name": name, "rounds": 6, "step_size": 0.3} | entry.example

@@ -50,6 +50,8 @@ class Facts:
     def __post_init__(self) -> None:
         for field in ("sizes", "names", "weights"):  # JSON brings lists
             object.__setattr__(self, field, tuple(getattr(self, field)))
+        if len(self.names) != self.silos:
+            raise ValueError(f"facts: {self.silos} sizes and {len(self.names)} names; give one of each for every silo")
         if self.record is not None:
             object.__setattr__(self, "record", records.checked(self.record))
 
@@ -61,6 +63,8 @@ class Facts:
         unknown = set(tree) - {field.name for field in fields(Facts)}
         if unknown:
             raise ValueError(f"facts: unknown {', '.join(sorted(unknown))}")
+        if not all(isinstance(size, int) and size > 0 for size in tree["sizes"]):
+            raise ValueError(f"facts: sizes = {tree['sizes']}: every silo needs a whole number of records")
         return Facts(**tree)
 
     @property

@@ -6,7 +6,7 @@ from them is secret, until the silo privatises it. So are a silo's batches, whos
 - a `Public` answer made of anything secret,
 - a bound, a clip norm or a point that depends on records (a clipped mean at a point that moves with another record has
   no bound of 2 clip / n),
-- a count of work that depends on records: it stands in a message's header.
+- a count of work or of releases that depends on records: one stands in a message's header, the other in the account.
 
 What is followed is whole arrays, so the check may refuse what would be harmless; it does not let a leak pass. It also
 finds the streams whose bound the author has stated instead of leaving it to `silo.mean` or `silo.statistic`.
@@ -160,7 +160,8 @@ def query_program(
     def program(records: PyTree, memory: PyTree, *public: Array) -> Any:
         asked = silo(records, memory, account)
         sent = let_out(getattr(algorithm, name)(asked, *public), asked)
-        return asked.memory, sent, checked(asked.account.gradients, "the work told in the header")
+        counts = {name: checked(t.count, f"the count of {name!r}") for name, t in asked.account.tallies.items()}
+        return asked.memory, sent, checked(asked.account.gradients, "the work told in the header"), counts
 
     shapes = [tuple(parameters if n == "d" else n for n in shape) for shape in algorithm.queries[name]]
     return program, [jnp.zeros(shape) for shape in shapes]

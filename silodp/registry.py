@@ -195,17 +195,21 @@ def _entry_points(kind: str) -> Iterable[metadata.EntryPoint]:
     return metadata.entry_points(group=f"silodp.{kind}s")
 
 
+# Their base classes by name: whoever looks a part up need not import what all parts need.
+BASES = {
+    "silodp.core:Algorithm": "algorithm",
+    "silodp.channels.channel:Channel": "channel",
+    "silodp.compressors:Compressor": "compressor",
+    "silodp.channels.randomizers:Randomizer": "randomizer",
+}
+
+
 def kind_of(part: Any) -> str:
     """What a class or function is: which kind of part it can be registered as."""
-    from silodp.channels.channel import Channel
-    from silodp.channels.randomizers import Randomizer
-    from silodp.compressors import Compressor
-    from silodp.core import Algorithm
-
-    bases = {"algorithm": Algorithm, "channel": Channel, "compressor": Compressor, "randomizer": Randomizer}
-    for kind, base in bases.items():
-        if isinstance(part, type) and issubclass(part, base):
-            return kind
-    if callable(part) and not isinstance(part, type):
+    if isinstance(part, type):
+        for base in part.__mro__:
+            if kind := BASES.get(f"{base.__module__}:{base.__qualname__}"):
+                return kind
+    elif callable(part):
         return "model"
     raise ConfigError(f"register: {part!r}: cannot tell what it is; give kind = one of {', '.join(KINDS)}")

@@ -78,7 +78,8 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
     if summary["private"]:
         guarantee = f"({summary['epsilon']:.4g}, {summary['delta']:g})-DP for every record of every silo"
     lines: dict[str, str] = {
-        "algorithm": f"{summary['algorithm']}, {summary['trust']} server",
+        "algorithm": summary["algorithm"],
+        "trust model": summary["trust"],
         "guarantee": guarantee,
         "rounds": f"{final['round']:.0f}",
         "objective": f"{final['objective']:.6g}",
@@ -125,7 +126,7 @@ def print_chosen(options: dict[str, Any]) -> None:
 
 def print_account(result: dict[str, Any]) -> None:
     how = f"{result['calibration']} calibration, delta {result['delta']:g}"
-    title = f"{result['algorithm']}, {result['trust']} server, {how}"
+    title = f"{result['algorithm']}, trust model {result['trust']}, {how}"
     table = Table(
         "silo", "records", "epsilon", "stream", "releases", "noise / sensitivity", "noise / clip", title=title
     )

@@ -291,11 +291,11 @@ def test_system_randomness_compresses_freshly(compressor):
         (lambda: RandK(11)(jnp.ones(D), seeded(0)), "keep = 11"),
         (lambda: RandK(11).encode(jnp.ones(D), seeded(0)), "keep = 11"),
         (lambda: RandK(11).decode(bytes(52), D), "keep = 11"),
-        (lambda: build_compressor("topk"), "identity, rand-k, qsgd, natural"),
-        (lambda: build_compressor("rand-k"), "keep is missing"),
-        (lambda: build_compressor("qsgd"), "levels is missing"),
-        (lambda: build_compressor("natural", keep=3), "keep = 3"),
-        (lambda: build_compressor("rand-k", keep=3, levels=2), "levels = 2"),
+        (lambda: build_compressor("topk", {}), "identity, rand-k, qsgd, natural"),
+        (lambda: build_compressor("rand-k", {}), "keep is missing"),
+        (lambda: build_compressor("qsgd", {}), "levels is missing"),
+        (lambda: build_compressor("natural", {"keep": 3}), "keep = 3"),
+        (lambda: build_compressor("rand-k", {"keep": 3, "levels": 2}), "levels = 2"),
     ],
 )
 def test_errors_name_the_setting(call, message):
@@ -305,10 +305,10 @@ def test_errors_name_the_setting(call, message):
 
 def test_build_compressor():
     built: list[Compressor] = [
-        build_compressor("identity"),
-        build_compressor("rand-k", keep=3),
-        build_compressor("qsgd", levels=4),
-        build_compressor("natural"),
+        build_compressor("identity", {}),
+        build_compressor("rand-k", {"keep": 3}),
+        build_compressor("qsgd", {"levels": 4}),
+        build_compressor("natural", {}),
     ]
     assert built == [Identity(), RandK(3), QSGD(4), Natural()]
     assert [c.omega(100) for c in built] == [0.0, pytest.approx(100 / 3 - 1), 2.5, 0.125]

@@ -16,7 +16,7 @@ from silodp.deploy.coordinator import SiloProcess, joined
 from silodp.deploy.silo import SiloServer
 from silodp.errors import Refused
 from silodp.facts import Facts
-from silodp.gradients import dense, embed
+from silodp.gradients import clipped_sum, conv2d, dense, embed
 from silodp.plan.plan import Plan
 from silodp.records import Kind, fitting
 from silodp.run import runner
@@ -232,6 +232,30 @@ def test_scores_must_look_like_the_targets():
     model = silodp.from_loss(lambda p, r: p, lambda key: jnp.zeros(()), scores=lambda p, f: p + f, metric="mse")
     with pytest.raises(ValueError, match="same dict or tuple as the targets"):
         model.evaluate(jnp.zeros(()), jnp.ones(4), {"a": jnp.ones(4)})
+
+
+@pytest.mark.parametrize("engine", ["structured", "general"])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
+def test_squares_of_whole_numbers_do_not_overflow_the_norm(engine, dtype):
+    """46341 ** 2 is beyond int32: a norm that wraps around would let a record through unclipped."""
+    x = jnp.asarray([[46341, 46341, 3], [100_000, 60_000, 70_000], [1, 0, 1]], dtype)
+    loss = lambda params, record: dense(params, None, record)[0] ** 2
+    weight = jnp.full((1, 3), 0.1)
+    for row in x:
+        total = clipped_sum(loss, [weight], [1.0], row[None], jnp.ones(1), 0.01, engine=engine)
+        assert float(jnp.linalg.norm(total)) == pytest.approx(0.01, rel=1e-4)
+        pair = clipped_sum(loss, [2 * weight, weight], [1.0, -1.0], row[None], jnp.ones(1), 0.01, engine=engine)
+        assert float(jnp.linalg.norm(pair)) == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("side", [4, 300])
+def test_images_of_whole_numbers_are_clipped(side):
+    """Both forms of a convolution: as a band matrix, and of wide images directly."""
+    image = jnp.full((1, 1, side if side < 10 else 4, 2 * side), 100_000)
+    loss = lambda kernel, record: jnp.sum(conv2d(kernel, None, record))
+    for x in (image, image.astype(jnp.float32)):
+        total = clipped_sum(loss, [jnp.ones((1, 1, 2, 2))], [1.0], x, jnp.ones(1), 1.0, engine="structured")
+        assert float(jnp.linalg.norm(total)) == pytest.approx(1.0, rel=1e-4)
 
 
 # --- every mode --------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ class Summed(Channel):
     name: ClassVar[str] = "shuffled"
     gaussian: ClassVar[bool] = False
     weighs_by_size: ClassVar[bool] = True
+    setting: ClassVar[str] = "in the shuffle model"
     sees: ClassVar[str] = (
         "the sums over all silos' records of rounded integers and coins, in every round, and no part of them"
     )

@@ -57,6 +57,7 @@ class Shuffled(Channel):
     name: ClassVar[str] = "shuffled"
     gaussian: ClassVar[bool] = False
     weighs_by_size: ClassVar[bool] = True
+    setting: ClassVar[str] = "in the shuffle model"
     sees: ClassVar[str] = (
         "the unordered, anonymous messages of all silos' records in every round, and what follows from them"
     )

@@ -23,6 +23,7 @@ class Trusted(Channel):
     """Noise once, at the server."""
 
     name: ClassVar[str] = "trusted"
+    setting: ClassVar[str] = "under a trusted server"
     sees: ClassVar[str] = "everything the server broadcasts; not the silos' messages to the server"
     honest: ClassVar[tuple[str, ...]] = (
         "the silo itself: its software clips",

@@ -20,6 +20,7 @@ class Untrusted(Channel):
     """Inter-silo record-level DP: what the server is sent is private already."""
 
     name: ClassVar[str] = "untrusted"
+    setting: ClassVar[str] = "under an untrusted server"
     sees: ClassVar[str] = (
         "every message that a silo sends, in every round, and everything the server computes from them"
     )

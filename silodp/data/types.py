@@ -130,7 +130,7 @@ class FederatedData:
     def __post_init__(self) -> None:
         if not self.silos:
             raise ValueError("data: no silos; give at least one")
-        for other in (*self.silos[1:], *filter(None, [self.test])):
+        for other in (*self.silos[1:], *([] if self.test is None else [self.test])):
             _check_alike(other, self.silos[0])
 
     @staticmethod

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 DENSE, CONV, EMBED = "silodp_dense", "silodp_conv2d", "silodp_embed"
 # Up to this many input values per image row, a convolution is faster as a few products with a band matrix.
@@ -22,20 +22,21 @@ BAND_ROW = 512
 
 
 def dense(
-    weight: Float[Array, "outputs inputs"], bias: Float[Array, " outputs"] | None, x: Float[Array, " inputs"]
+    weight: Float[Array, "outputs inputs"], bias: Float[Array, " outputs"] | None, x: Shaped[Array, " inputs"]
 ) -> Float[Array, " outputs"]:
     """weight @ x + bias."""
+    x = _like(weight, x)
     return _dense(weight, x) if bias is None else _dense(weight, x, bias)
 
 
 def conv2d(
     kernel: Float[Array, "outputs inputs rows columns"],
     bias: Float[Array, " outputs"] | None,
-    x: Float[Array, "inputs height width"],
+    x: Shaped[Array, "inputs height width"],
     stride: int = 1,
 ) -> Float[Array, "outputs out_height out_width"]:
     """Cross-correlation of one image (channels first, no padding) with a kernel, as in PyTorch's conv2d."""
-    layer = _conv2d(stride)
+    layer, x = _conv2d(stride), _like(kernel, x)
     return layer(kernel, x) if bias is None else layer(kernel, x, bias)
 
 
@@ -64,6 +65,11 @@ def _pool(combine: Callable[[Array, Array], Array], x: Array, size: int) -> Arra
     windows = x[:, : height * size, : width * size].reshape(channels, height, size, width, size)
     rows = reduce(combine, [windows[:, :, i] for i in range(size)])
     return reduce(combine, [rows[..., i] for i in range(size)])
+
+
+def _like(weight: Array, x: Array) -> Array:
+    """The input in the weight's type: the squares of whole numbers would overflow in an engine's norms."""
+    return jnp.asarray(x, jnp.result_type(weight))
 
 
 def _named(name: str, function: Callable[..., Array]) -> Callable[..., Array]:

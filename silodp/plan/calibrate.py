@@ -106,12 +106,15 @@ def joint_shares(parts: Sequence[Part], channel: Channel, split: float | str | N
     if len(parts) == 1:
         return parts[0].shares(channel, split)
     shares: dict[str, float] = {}
+    taken: set[str] = set()
     for part in parts:
-        lines = dict.fromkeys(r.stream for i in range(part.declared.facts.silos) for r in part.accounted(channel, i))
-        clash = lines.keys() & shares.keys()
+        releases = [r for i in range(part.declared.facts.silos) for r in part.accounted(channel, i)]
+        clash = {release.stream for release in releases} & taken
         if clash:
             raise ValueError(f"stage {part.name!r}: stream {min(clash)!r} stands in another stage too; rename it")
-        within = part.shares(channel, split) or dict.fromkeys(lines, 1 / len(lines))
+        taken |= {release.stream for release in releases}
+        used = dict.fromkeys(release.stream for release in releases if release.count)
+        within = part.shares(channel, split) or dict.fromkeys(used, 1 / max(1, len(used)))
         shares |= {line: part.share * share for line, share in within.items()}
     return shares
 

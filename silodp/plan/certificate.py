@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from silodp import registry
 from silodp.core import Account, Tally
 from silodp.data.types import Note
 from silodp.facts import Stream
@@ -80,7 +81,7 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
     claim = None if context.claim is None else context.claim.verdict(worst) | {"delta": delta}
     return {
         "statement": (
-            f"{plan.config.algorithm.name} {under(channel.name)}: every record of "
+            f"{plan.config.algorithm.name} {setting_of(plan)}: every record of "
             f"every silo is ({worst:.4g}, {delta:g})-differentially private"
         ),
         "stamp": context.stamp,
@@ -98,8 +99,10 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
     }
 
 
-def under(trust: str) -> str:
-    return f"under a{'n' if trust[:1] in 'aeiou' else ''} {trust} server"
+def setting_of(plan: Plan) -> str:
+    """In the trust model's own words; one from outside may have inherited those of another."""
+    trust = plan.config.privacy.trust
+    return plan.channel.setting if registry.is_own("channel", trust) else f"with the trust model {trust!r}"
 
 
 def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any]:

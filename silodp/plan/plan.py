@@ -167,19 +167,34 @@ class Plan:
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> Plan:
         """The plan that was written; its algorithm and channel are built and checked anew."""
+        check_keys("plan", tree, {"config", "facts", "stages", "chosen"})
         config = parse_config(dict(tree["config"]))
         facts = Facts.from_json(tree["facts"])
         entry, channel, algorithm = built(config, facts)
         if facts != settled_facts(config, facts):
             raise ConfigError("plan: its facts are not those that its config gives")
         stages = []
-        for told in tree["stages"]:
+        for told in told_stages(tree["stages"]):
             noise = {k: tuple(math.inf if m is None else float(m) for m in v) for k, v in told["multipliers"].items()}
             part = Part.of(told["name"], float(told["share"]), algorithm, facts)
             stages.append(Stage(part.name, part.share, part.declared, noise))
         plan = Plan(config, facts, entry, algorithm, channel, tuple(stages), dict(tree["chosen"]))
         check_noise(plan)
         return plan
+
+
+def check_keys(what: str, tree: Mapping[str, Any], keys: set[str]) -> None:
+    if tree.keys() != keys:
+        raise ConfigError(f"{what}: has {', '.join(sorted(tree))}; needs {', '.join(sorted(keys))}")
+
+
+def told_stages(stages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """A plan without its training stage, or with another beside it, would declare something else than it runs."""
+    for told in stages:
+        check_keys("plan: a stage", told, {"name", "share", "multipliers"})
+    if [(told["name"], told["share"]) for told in stages] != [(TRAINING, 1.0)]:
+        raise ConfigError(f"plan: stages {[told['name'] for told in stages]}; one, {TRAINING!r}, has the whole budget")
+    return stages
 
 
 def check_noise(plan: Plan) -> None:

@@ -155,6 +155,8 @@ def train(
         epsilon, delta, gdp: the target for every record; without one the run is not private.
         privacy, run: dicts of further keys of those sections. seed: of the simulation.
 
+    Metrics and silos' columns are computed on the records themselves: the guarantee does not cover them.
+
     Returns:
         A `Run`: its directory, history, parameters, summary, and `predict`.
 
@@ -201,7 +203,7 @@ def resume(
 
     Args:
         path: the run's directory.
-        data, model, metrics: the same objects that the run was started with, if it was started with any.
+        data, model, metrics: the same objects that the run was started with; they are not saved.
         progress, on_round: as for `train`.
 
     Returns:

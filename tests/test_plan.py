@@ -1,0 +1,279 @@
+"""The plan: facts and a config in, what is released and its noise out, and JSON that another party believes or not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from silodp.algorithms.gradient import GradientDescent
+from silodp.channels import Channel, Compressed, Shuffled, Summed, Trusted, Untrusted
+from silodp.compressors import RandK
+from silodp.config import Config, PrivacyConfig, parse_config
+from silodp.facts import Facts, Stream
+from silodp.plan.calibrate import Part, noise_of
+from silodp.plan.plan import Plan, channel_lines, make_plan
+from silodp.privacy import accountant, gaussian
+from silodp.privacy.kinds import Full as Gaussian
+from silodp.privacy.kinds import Masked, Spent
+from silodp.prox import build_prox
+from silodp.sampling import BatchRule, Full
+from tests.cases import CASES, case
+
+FACTS = Facts((40, 25, 31), ("a", "b", "c"), parameters=6)
+EPSILON, DELTA = 4.0, 1e-4  # of tests.cases
+MU = gaussian.mu_of(EPSILON, DELTA)
+
+
+def planned(name: str, trust: str, **changes: Any) -> Plan:
+    return make_plan(case(name, trust, **changes), FACTS)
+
+
+# --- what a plan is -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "trust", "changes", "channel"),
+    [
+        ("dp-gd", "trusted", {}, Trusted),
+        ("dp-gd", "untrusted", {}, Untrusted),
+        ("dp-gd", "shuffled", {}, Shuffled),
+        ("dp-gd", "shuffled", {"randomizer": "pvec"}, Summed),
+        ("soteria-gd", "untrusted", {}, Compressed),
+    ],
+)
+def test_every_silo_gets_the_target_and_no_more(name, trust, changes, channel):
+    plan = planned(name, trust, **changes)
+    assert type(plan.channel) is type(plan.noised) is channel
+    assert not plan.channel.multipliers and plan.noised.multipliers.keys() == plan.multipliers.keys()
+    assert [stage.name for stage in plan.stages] == ["train"] and plan.stages[0].share == 1.0
+    assert plan.streams == ("value",) and plan.releases(0)[0].count == 6
+    epsilons = [plan.epsilon(i) for i in range(3)]
+    assert max(epsilons) == pytest.approx(EPSILON, rel=1e-4)
+    for line, noise in plan.noised.multipliers.items():  # float32 must not make less of it
+        assert (np.asarray(noise, np.float64) >= np.asarray(plan.multipliers[line])).all()
+
+
+def test_untrusted_noise_is_each_silos_own():
+    plan = planned("dp-gd", "untrusted")
+    assert plan.multipliers["value"] == pytest.approx([math.sqrt(6) / MU] * 3)
+    np.testing.assert_allclose(plan.std_over_clip("value"), math.sqrt(6) / MU * 2 / np.array(FACTS.sizes))
+
+
+@pytest.mark.parametrize(("weights", "worst"), [("equal", (1,)), ("size", (0, 1, 2))])
+def test_trusted_noise_serves_the_worst_silo(weights, worst):
+    """Weighted alike, a record of the smallest silo moves the average most; weighted by size, all move it alike."""
+    plan = planned("dp-gd", "trusted", weights=weights)
+    protecting = plan.protecting("value")
+    needed = math.sqrt(6) / MU
+    assert plan.multipliers["value"] == pytest.approx([needed] * 3)
+    for i, size in enumerate(FACTS.sizes):
+        more = 1.0 if i in worst else size / 25
+        assert protecting[i] == pytest.approx(needed * more)
+        assert plan.epsilon(i) == pytest.approx(EPSILON) if i in worst else plan.epsilon(i) < 0.9 * EPSILON
+    moves = max(w * 2 / n for w, n in zip(plan.facts.weights, FACTS.sizes, strict=True))
+    np.testing.assert_allclose(plan.std_over_clip("value"), needed * moves)
+
+
+def test_trusted_noise_does_not_count_on_absent_silos():
+    """With some silos absent the average weighs others more: nobody is promised more than the nominal noise."""
+    plan = planned("dp-gd", "trusted", participation=2)
+    np.testing.assert_array_equal(plan.protecting("value"), plan.multipliers["value"])
+    assert plan.facts.answering == 2
+
+
+def test_a_stream_that_nobody_uses_gets_infinite_noise():
+    plan = planned("diff2-gd", "untrusted", restart=1)
+    assert [stream.count for stream in plan.releases(0)] == [6, 0]
+    assert plan.multipliers["difference"] == (math.inf,) * 3
+    assert plan.multipliers["value"] == planned("dp-gd", "untrusted").multipliers["value"]  # it costs nothing
+    assert np.isinf(np.asarray(plan.noised.multipliers["difference"])).all()
+    assert plan.to_json()["stages"][0]["multipliers"]["difference"] == [None] * 3
+
+
+def test_a_run_without_a_target_has_no_noise():
+    plan = planned("dp-gd", "untrusted", private=False)
+    assert not plan.private and plan.multipliers == {} and plan.noised.multipliers == {}
+
+
+# --- the facts ----------------------------------------------------------------------------------------------
+
+
+def some_of(scheduled: bool) -> Facts:
+    return Facts((40, 25, 31, 10), tuple("abcd"), rounds=20, participation=2, seed=5, scheduled=scheduled)
+
+
+def test_who_is_present_is_a_public_draw():
+    facts = some_of(scheduled=True)
+    rounds = [facts.present(r) for r in range(20)]
+    assert all(len(set(present)) == 2 and present == sorted(present) for present in rounds)
+    assert len({tuple(present) for present in rounds}) >= 4  # of 6 pairs
+    assert rounds[:3] == [some_of(scheduled=False).present(r) for r in range(3)]
+    for silo in range(4):
+        assert list(facts.rounds_of(silo)) == [r for r in range(20) if silo in rounds[r]]
+
+
+def test_without_a_schedule_a_silo_may_be_asked_in_every_round():
+    facts = some_of(scheduled=False)
+    assert list(facts.rounds_of(2)) == list(range(20))
+    assert not facts.counts_exactly and some_of(scheduled=True).counts_exactly
+    everyone = Facts((3, 4), ("a", "b"), rounds=2, scheduled=True)
+    assert list(everyone.rounds_of(1)) == [0, 1] and everyone.present(1) == [0, 1] and everyone.everyone
+
+
+def test_the_fewest_that_can_answer():
+    facts = some_of(scheduled=False)
+    assert facts.fewest(facts.sizes) == 10 + 25
+    assert facts.fewest_beside(0, facts.sizes) == 10
+    assert facts.fewest_beside(3, facts.sizes) == 25  # itself is not beside itself
+    assert FACTS.fewest(FACTS.sizes) == 96 and FACTS.fewest_beside(0, FACTS.sizes) == 56
+
+
+def test_a_schedule_is_charged_and_nothing_else():
+    fixed = planned("dp-gd", "untrusted", participation=2, schedule="fixed")
+    counts = [fixed.releases(i)[0].count for i in range(3)]
+    assert counts == [len(fixed.facts.rounds_of(i)) for i in range(3)] and sum(counts) == 2 * 6
+    assert fixed.multipliers["value"] == pytest.approx([math.sqrt(count) / MU for count in counts])
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------
+
+
+def with_given_noise(config: Config) -> Config:
+    """The same run with noise that need not be searched for."""
+    if not config.privacy.private:
+        return config
+    tree = config.model_dump(exclude_unset=True)
+    bare = {key: value for key, value in tree["privacy"].items() if key != "epsilon"}
+    open_plan = make_plan(parse_config(tree | {"privacy": bare}), FACTS)
+    lines = sorted(channel_lines(open_plan.channel, open_plan.declared))
+    noise = {line: 2.0 + 0.3 * k for k, line in enumerate(lines)}
+    return parse_config(tree | {"privacy": bare | {"multipliers": noise}})
+
+
+def written(plan: Plan) -> dict[str, Any]:
+    return json.loads(json.dumps(plan.to_json(), allow_nan=False))
+
+
+@pytest.mark.parametrize(("name", "trust"), CASES)
+def test_json_brings_the_same_plan(name, trust):
+    plan = make_plan(with_given_noise(case(name, trust)), FACTS)
+    assert Plan.from_json(written(plan)) == plan
+
+
+@pytest.fixture(scope="module")
+def told() -> str:
+    return json.dumps(written(planned("diff2-gd", "untrusted", participation=2)))
+
+
+def stage(tree: dict[str, Any]) -> dict[str, Any]:
+    return tree["stages"][0]
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "weights": lambda tree: tree["facts"].update(weights=[0.8, 0.1, 0.1]),
+    "rounds": lambda tree: tree["facts"].update(rounds=5),
+    "participation": lambda tree: tree["facts"].update(participation=None),
+    "seed": lambda tree: tree["facts"].update(seed=4),
+    "scheduled": lambda tree: tree["facts"].update(scheduled=True),
+    "a silo less": lambda tree: tree["facts"].update(sizes=[40, 25], names=["a", "b"], weights=[0.5, 0.5]),
+    "a name less": lambda tree: tree["facts"].update(names=["a", "b"]),
+    "no records": lambda tree: tree["facts"].update(sizes=[40, 25, 0]),
+    "part of a record": lambda tree: tree["facts"].update(sizes=[40, 25, 30.5]),
+    "unknown fact": lambda tree: tree["facts"].update(secret=1),
+    "unknown key": lambda tree: tree.update(secret=1),
+    "unknown key of a stage": lambda tree: stage(tree).update(secret=1),
+    "unknown key of the config": lambda tree: tree["config"]["run"].update(secret=1),
+    "no chosen": lambda tree: tree.pop("chosen"),
+    "no stage": lambda tree: tree.update(stages=[]),
+    "two stages": lambda tree: tree["stages"].append(tree["stages"][0]),
+    "another stage": lambda tree: stage(tree).update(name="tune"),
+    "a share": lambda tree: stage(tree).update(share=0.5),
+    "no noise": lambda tree: stage(tree).update(multipliers={}),
+    "a stream without noise": lambda tree: stage(tree)["multipliers"].pop("difference"),
+    "noise of another stream": lambda tree: stage(tree)["multipliers"].update(other=[1.0] * 3),
+    "noise for two silos": lambda tree: stage(tree)["multipliers"].update(value=[1.0] * 2),
+    "negative noise": lambda tree: stage(tree)["multipliers"].update(value=[5.0, 5.0, -5.0]),
+    "NaN": lambda tree: stage(tree)["multipliers"].update(value=[5.0, 5.0, math.nan]),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_a_plan_that_does_not_fit_is_refused(told, change):
+    tree = json.loads(told)
+    assert Plan.from_json(tree).private
+    HOSTILE[change](tree)
+    with pytest.raises(ValueError, match=r"plan|facts|run\.secret"):
+        Plan.from_json(tree)
+
+
+# --- two stages in one budget -------------------------------------------------------------------------------
+
+
+class Named(GradientDescent):
+    """Descent whose streams have names and counts of the test's choice."""
+
+    counts: tuple[tuple[str, int], ...] = eqx.field(static=True, default=())
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        batch: BatchRule = Full()
+        return [Stream(name, count, batch) for name, count in self.counts]
+
+
+def part(name: str, share: float, **counts: int) -> Part:
+    facts = Facts((40, 25), ("a", "b"), parameters=6, weights=(0.5, 0.5), rounds=6)
+    return Part.of(name, share, Named(jnp.float32(1.0), build_prox("none"), 1.0, counts=tuple(counts.items())), facts)
+
+
+def two_stages(one: Part, other: Part, channel: Channel | None = None, **privacy: Any) -> dict[str, float]:
+    """Multipliers of the first silo by stream, after checking that all together meet the target."""
+    channel, target = channel or Untrusted(), PrivacyConfig(epsilon=EPSILON, delta=DELTA, **privacy)
+    noise = noise_of([one, other], channel, target)
+    merged = {line: each[0] for stage in noise for line, each in stage.items()}
+    releases = [*one.accounted(channel, 0), *other.accounted(channel, 0)]
+    spent = [Spent(each, merged[each.stream]) for each in releases if each.count]
+    assert accountant.epsilon(spent, DELTA) == pytest.approx(EPSILON, rel=1e-4)
+    return merged
+
+
+def mu_squared(noise: dict[str, float], **counts: int) -> dict[str, float]:
+    return {name: count / noise[name] ** 2 / MU**2 for name, count in counts.items()}
+
+
+def test_two_stages_share_a_budget_as_asked():
+    noise = two_stages(part("tune", 0.3, tuned=3), part("train", 0.7, value=20))
+    assert mu_squared(noise, tuned=3, value=20) == pytest.approx({"tuned": 0.3, "value": 0.7})
+
+
+def test_a_stage_divides_its_own_share():
+    noise = two_stages(part("tune", 0.3, tuned=3), part("train", 0.7, value=5, difference=15), split=0.5)
+    shares = mu_squared(noise, tuned=3, value=5, difference=15)
+    assert shares == pytest.approx({"tuned": 0.3, "value": 0.35, "difference": 0.35})
+
+
+def test_an_unused_stream_takes_nothing_from_its_stage():
+    noise = two_stages(part("tune", 0.3, tuned=3), part("train", 0.7, value=6, difference=0))
+    assert noise.pop("difference") == math.inf
+    assert mu_squared(noise, tuned=3, value=6) == pytest.approx({"tuned": 0.3, "value": 0.7})
+
+
+def test_masked_stages_meet_the_target_together():
+    """Not plainly Gaussian: the shares are a guide, the composed epsilon is the target all the same."""
+    channel = Compressed(compressor=RandK(2), mask_amplification=True)
+    noise = two_stages(part("tune", 0.3, tuned=3), part("train", 0.7, value=20), channel)
+    assert isinstance(part("tune", 0.3, tuned=3).accounted(channel, 0)[0].sampling, Masked)
+    assert isinstance(part("tune", 0.3, tuned=3).accounted(Untrusted(), 0)[0].sampling, Gaussian)
+    assert noise["value"] < two_stages(part("tune", 0.3, tuned=3), part("train", 0.7, value=20))["value"]
+
+
+def test_stages_with_a_stream_in_common_are_refused():
+    with pytest.raises(ValueError, match="stage 'train': stream 'value' stands in another stage too"):
+        two_stages(part("tune", 0.3, value=3), part("train", 0.7, value=20))
+    with pytest.raises(ValueError, match="stream 'value' stands in another stage too"):  # used or not
+        two_stages(part("tune", 0.3, value=0, tuned=3), part("train", 0.7, value=20))
