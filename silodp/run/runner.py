@@ -203,7 +203,7 @@ def resume(
 
     Args:
         path: the run's directory.
-        data, model, metrics: the same objects that the run was started with, if it was started with any.
+        data, model, metrics: the same objects that the run was started with; they are not saved.
         progress, on_round: as for `train`.
 
     Returns:
