@@ -101,7 +101,8 @@ class Channel(eqx.Module):
     """
 
     name: ClassVar[str] = ""
-    # For the certificate: in which setting, what the adversary sees, who has to be honest, and what is left if the others are not.
+    # For the certificate: in which setting, what the adversary sees, who has to be honest, and what is left if the
+    # others are not.
     setting: ClassVar[str] = ""
     sees: ClassVar[str] = ""
     honest: ClassVar[tuple[str, ...]] = ()
