@@ -1,4 +1,4 @@
-"""The command line: demo, run, sweep, resume, show, list, account, audit, reproduce.
+"""The command line: demo, run, sweep, resume, show, list, account, audit, check, reproduce.
 
 What needs JAX is imported inside a command, after the config has been read and accepted.
 """

@@ -90,7 +90,7 @@ def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
 
 
 def drawn_round(key: Key[Array, ""], rounds: int) -> Int[Array, ""]:
-    """A uniformly drawn round: its iterate is the one that the papers' theorems bound."""
+    """A uniformly drawn round: its iterate is the one that the theorems for nonconvex losses bound."""
     word = SeededRandomness(party_key(key, -1, SERVER)).bits("drawn", ())
     return (word % rounds).astype(jnp.int32)
 
