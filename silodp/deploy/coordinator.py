@@ -99,6 +99,8 @@ def ended(process: subprocess.Popen[Any]) -> None:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
+    cast(IO[Any], process.stdout).close()
 
 
 def stream_of_queries(plan: Plan) -> dict[str, str]:
