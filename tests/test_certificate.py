@@ -8,6 +8,7 @@ import pytest
 
 from silodp.algorithms.gradient import GradientDescent
 from silodp.core import Account, Stream, Tally
+from silodp.data.types import Note
 from silodp.plan.certificate import AccountingError, Context, as_text, certificate, settle
 from silodp.run.runner import prepare
 from silodp.run.runner import train as run
@@ -37,7 +38,7 @@ def plan_of(name="spider", trust="untrusted", **changes):
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_the_statement_follows_from_the_count(trust):
     plan = plan_of(trust=trust)
-    tree = certificate(plan, settle(plan, counted(plan)), Context(("not private: fitted", "public: read")))
+    tree = certificate(plan, settle(plan, counted(plan)), Context((Note(False, "fitted"), Note(True, "read"))))
     assert max(silo["epsilon"] for silo in tree["silos"]) == pytest.approx(4.0, rel=1e-3)
     assert all(silo["epsilon"] <= 4.0 + 1e-6 for silo in tree["silos"])
     assert tree["public_preprocessing"] == ["public: read"]

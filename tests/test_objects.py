@@ -16,7 +16,7 @@ from silodp.channels import Compressed, Duchi, PrivUnitG, Shuffled, Summed, Trus
 from silodp.compressors import QSGD, Identity, Natural, RandK
 from silodp.config import Config, parse_config, to_toml
 from silodp.errors import ConfigError
-from silodp.objects import config_from, nested
+from silodp.plan.objects import config_from, nested
 from silodp.plan.plan import channel_of
 from tests.conftest import made_data
 

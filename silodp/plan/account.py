@@ -16,8 +16,8 @@ from silodp.errors import ConfigError, Inadmissible
 from silodp.facts import Facts
 from silodp.models import Model, model_of
 from silodp.objective import parameter_count
-from silodp.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.certificate import release_line
+from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.plan import Plan, choose, claim_of, make_plan, settled_facts, with_options
 from silodp.plots import curve_figure
 from silodp.privacy import accountant

@@ -22,9 +22,9 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.models import Model, model_of
 from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
-from silodp.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
 from silodp.plan.checks import outside_words, vouched_bounds
+from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
 from silodp.run.directory import RunDirectory, versions

@@ -19,8 +19,8 @@ from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
-from silodp.objects import as_config
 from silodp.plan.certificate import SIMULATED
+from silodp.plan.objects import as_config
 from silodp.privacy.selection import Trials, mixed_selection_epsilon
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.progress import Progress, silent

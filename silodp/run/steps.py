@@ -21,7 +21,7 @@ from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
-from silodp.objects import as_config
+from silodp.plan.objects import as_config
 from silodp.run.history import rows_of
 from silodp.run.progress import Progress, Update, silent
 from silodp.run.runner import Ground, Prepared, prepared_on

@@ -22,8 +22,8 @@ from silodp.core import Account
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
-from silodp.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.plan.certificate import SIMULATED, settle
+from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.privacy.accountant import epsilon as epsilon_of
 from silodp.privacy.kinds import Spent
 from silodp.run.directory import RunDirectory, versions
