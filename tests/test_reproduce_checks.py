@@ -46,7 +46,11 @@ PSGM = put(algorithm__name="mb-psgm-fg", algorithm__clip_difference=1.0, algorit
 FIRST = "panel 'all', line 'GD', column exact: "
 PUBLISHED = "panel 'all', line 'last', column published, epsilon 1: "
 MISTAKES = {  # of a line, of the config, and what is said
-    "algorithm": (put(algorithm__name="dp-gdd"), {}, f"{LAST}, epsilon 1: algorithm.name = 'dp-gdd': unknown; known:"),
+    "algorithm": (
+        put(algorithm__name="dp-gdd"),
+        {},
+        f"{LAST}, epsilon 1: algorithm.name = 'dp-gdd': unknown (did you mean dp-gd?); known:",
+    ),
     "key": (put(algorithm__stepsize=1.0), {}, "algorithm.stepsize: unknown key (did you mean step_size?); known: name"),
     "section": (put(algoritm__clip=1.0), {}, "algoritm: unknown key (did you mean algorithm?); known: data, model"),
     "no dot": ({"set": {"clip": 1.0}}, {}, f"{LAST}, epsilon 1: 'clip': write section.key"),
@@ -54,8 +58,12 @@ MISTAKES = {  # of a line, of the config, and what is said
     "unused": (put(algorithm__momentum=0.1), {}, "algorithm.momentum = 0.1: dp-gd does not use it"),
     "missing": (put(algorithm__clip="none"), {}, "algorithm.clip is missing: dp-gd needs it"),
     "prox": (put(algorithm__prox="l3"), {}, "algorithm.prox"),
-    "compressor": (put(algorithm__compressor="randk"), {}, "algorithm.compressor: 'randk' is unknown; possible: "),
-    "kind": (put(model__kind="logitic"), {}, "model.kind = 'logitic': unknown; known: linear, ridge, logistic"),
+    "compressor": (
+        put(algorithm__compressor="randk"),
+        {},
+        "algorithm.compressor = 'randk': unknown (did you mean rand-k?)",
+    ),
+    "kind": (put(model__kind="logitic"), {}, "model.kind = 'logitic': unknown (did you mean logistic?); known: linear"),
     "activation": (put(model__activation="rellu"), {}, "model.activation = 'rellu': unknown; known: softplus"),
     "loss": (put(model__loss="square"), {}, "model.loss = 'square': unknown; known: squared, cross-entropy"),
     "dataset": ({}, {"data.source": "wbdc"}, FIRST + "data.source = 'wbdc': no such file, and no dataset: wbcd, "),
