@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from silodp.doubles import Double
 from silodp.facts import Stream
-from silodp.gradients.blocks import clip_factor, sum_in_blocks
+from silodp.gradients.blocks import clip_factor, sum_in_blocks, weighted_rows
 from silodp.prox import Prox
 from silodp.randomness import Randomness
-from silodp.sampling import Batch, BatchRule, Full
+from silodp.sampling import MOVES, Batch, BatchRule, Full
 
 if TYPE_CHECKING:
     from silodp.channels.channel import Channel
@@ -44,6 +45,7 @@ class Release(eqx.Module):
 
     Args:
         value: the vector. bound: how far it may move. stream: the line of `releases()` that it belongs to.
+        rest: what `value` has lost by rounding to float32, where it is known: noise is added to both.
 
     Example:
         >>> import jax.numpy as jnp, silodp
@@ -55,6 +57,11 @@ class Release(eqx.Module):
     bound: Scalar
     stream: str = eqx.field(static=True)
     stated: bool = eqx.field(static=True, default=True)
+    rest: Vector | None = None
+
+    @property
+    def exact(self) -> Double:
+        return Double.of(self.value) if self.rest is None else Double(self.value, self.rest)
 
 
 class Public(eqx.Module):
@@ -85,7 +92,7 @@ class Gradients(eqx.Module):
     def size(self) -> int:
         return self.points[0].size
 
-    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Vector:
+    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Double:
         return self.objective.clipped_sum(self.points, self.coefficients, records, weights, clip)
 
     def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
@@ -98,12 +105,12 @@ class Statistic(eqx.Module):
     function: Callable[[PyTree], Vector]
     size: int = eqx.field(static=True)
 
-    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Vector:
+    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Double:
         bound = jnp.inf if clip is None else clip
 
-        def block(records: PyTree, weights: Array) -> Vector:
+        def block(records: PyTree, weights: Array) -> Double:
             rows = self.clipped(records, bound)
-            return jnp.sum(jnp.where(weights[:, None] > 0, weights[:, None] * rows, 0), axis=0)
+            return weighted_rows(weights, jnp.where(weights[:, None] > 0, rows, 0))
 
         return sum_in_blocks(block, records, weights, max(1, MICROBATCH_FLOATS // self.size))
 
@@ -111,7 +118,7 @@ class Statistic(eqx.Module):
         rows = jax.vmap(self.function)(records)
         squares = jnp.sum(jnp.square(rows), axis=1)
         good = jnp.isfinite(squares)
-        factor = clip_factor(jnp.where(good, squares, 0), jnp.float32(clip))
+        factor = clip_factor(jnp.where(good, squares, 0), jnp.float32(clip), self.size)
         return jnp.where(good[:, None], rows * factor[:, None], 0)
 
 
@@ -126,10 +133,14 @@ class RecordMean(eqx.Module):
     clip: Any  # a traced scalar, or None: not clipped, hence not private
     stream: str = eqx.field(static=True)
 
-    def release(self) -> Release:
+    def mean(self) -> Double:
         total = self.vectors.clipped_sum(self.batch.records, self.batch.weights, self.clip)
-        bound = jnp.inf if self.clip is None else 2 * self.clip / self.batch.divisor
-        return Release(total / self.batch.divisor, jnp.float32(bound), self.stream, stated=False)
+        return total / self.batch.divisor
+
+    def release(self) -> Release:
+        mean = self.mean()
+        bound = jnp.inf if self.clip is None else MOVES * self.clip / self.batch.divisor
+        return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
 
     def summed(self, change: Change) -> Vector:
         """sum over the batch of `change` of each record's clipped vector, a microbatch at a time."""

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from silodp.doubles import Double
 from silodp.facts import Facts
 from silodp.gradients import clipped_sum, engine_for, per_record, record_factors, sum_factors
+from silodp.gradients.blocks import RUN
 from silodp.models import Model
 from silodp.records import map_parts
 
@@ -30,8 +32,11 @@ class Objective(Protocol):
 
     def clipped_sum(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
-    ) -> Vector:
-        """sum_j weights_j * clip(sum_k c_k grad f(x_k; z_j), clip); `clip` None: the plain weighted sum."""
+    ) -> Double:
+        """sum_j weights_j * clip(sum_k c_k grad f(x_k; z_j), clip); `clip` None: the plain weighted sum.
+
+        When one record of weight 1 is replaced it moves by at most 2 * clip * (1 + silodp.gradients.SLACK).
+        """
         ...
 
     def per_record(
@@ -44,8 +49,11 @@ class Objective(Protocol):
         """Each record's clipped gradient, in the form that is cheapest to keep; records first."""
         ...
 
-    def sum_factors(self, factors: PyTree, weights: Array) -> Vector:
-        """sum_j weights_j * (what `record_factors` kept of record j)."""
+    def sum_factors(self, factors: PyTree, weights: Array, run: int = RUN) -> Double:
+        """sum_j weights_j * (what `record_factors` kept of record j), with the same bound.
+
+        run: records that are added in float32, at most; rounding is (run / RUN)^2 times as large as SLACK allows.
+        """
         ...
 
     def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
@@ -64,13 +72,12 @@ class ModelObjective(eqx.Module):
 
     def clipped_sum(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
-    ) -> Vector:
+    ) -> Double:
         if clip is None:
             # Not through the structured engine: it drops records that overflow, and a diverged run would stay finite.
-            return self._plain_sum(points, coefficients, records, weights)
+            return Double.of(self._plain_sum(points, coefficients, records, weights))
         trees = [self.unravel(x) for x in points]
-        summed = clipped_sum(self.model.loss, trees, coefficients, records, weights, clip, engine=self.engine)
-        return ravel_pytree(summed)[0]
+        return flat(clipped_sum(self.model.loss, trees, coefficients, records, weights, clip, engine=self.engine))
 
     def per_record(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any
@@ -84,8 +91,8 @@ class ModelObjective(eqx.Module):
         bound = jnp.inf if clip is None else clip
         return record_factors(self.model.loss, self.unravel(x), records, weights, bound)
 
-    def sum_factors(self, factors: PyTree, weights: Array) -> Vector:
-        return ravel_pytree(sum_factors(self.unravel(jnp.zeros(self.parameters)), factors, weights))[0]
+    def sum_factors(self, factors: PyTree, weights: Array, run: int = RUN) -> Double:
+        return flat(sum_factors(self.unravel(jnp.zeros(self.parameters)), factors, weights, run))
 
     def _plain_sum(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array
@@ -95,6 +102,12 @@ class ModelObjective(eqx.Module):
 
     def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
         return jax.vmap(self.model.loss, in_axes=(None, 0))(self.unravel(x), records)
+
+
+def flat(doubles: PyTree) -> Double:
+    """A tree of doubles as one vector of them."""
+    part = lambda which: jax.tree.map(which, doubles, is_leaf=lambda leaf: isinstance(leaf, Double))
+    return Double(ravel_pytree(part(lambda d: d.high))[0], ravel_pytree(part(lambda d: d.low))[0])
 
 
 def parameter_count(model: Model) -> int:

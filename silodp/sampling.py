@@ -15,12 +15,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from silodp.gradients.blocks import SLACK, whole_runs
 from silodp.privacy import kinds
 from silodp.randomness import Randomness
 
 # A Poisson batch larger than its compiled capacity would be cut. The capacity makes that rarer than this per round,
 # which is below the rounding of any delta we report.
 OVERFLOW = 1e-18
+
+# How far a sum of clipped vectors moves, in clip norms, when one record is replaced: rounding included.
+MOVES = 2 * (1 + SLACK)
 
 
 class Batch(eqx.Module):
@@ -57,7 +61,7 @@ class BatchRule(eqx.Module):
 
     def bound_over_clip(self, records: int) -> float:
         """How far the mean moves, in clip norms, when one record is replaced."""
-        return 2.0 / self.divisor(records)
+        return MOVES / self.divisor(records)
 
     def check(self, name: str, records: int) -> None:
         """Refuse a silo that is too small for this rule."""
@@ -113,7 +117,7 @@ class Poisson(BatchRule):
         threshold = jnp.minimum(rate * (1 - 1e-6), 1 - 2.0**-24) * 2.0**32
         joins = (coins < threshold.astype(jnp.uint32)) | (rate >= 1)
         joins = joins & (jnp.arange(whole) < silo.size)
-        chosen = places_of(joins, min(length, poisson_capacity(self.batch)), length)
+        chosen = places_of(joins, whole_runs(min(length, poisson_capacity(self.batch))), length)
         weights = (chosen < length).astype(jnp.float32)
         return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch), chosen)
 
@@ -197,11 +201,21 @@ class Cumulative(OnePass):
 class TwoLevel(Poisson):
     """A Poisson batch of differences of clipped gradients plus a full mean of them (SVRG, SAGA)."""
 
+    def moves(self, records: Any) -> tuple[Any, Any]:
+        """How far the estimate moves, in clip norms, when the replaced record is not drawn, and when it is.
+
+        A drawn one has up to three gradients in it: a new and an old one in the batch's mean, which the old one's part
+        of the full mean shortens. Each of the three sums has its own rounding.
+        """
+        in_batch, in_all = 2 / self.batch, 2 / records
+        return in_all * (1 + SLACK), 2 * in_batch - in_all + SLACK * (2 * in_batch + in_all)
+
     def bound_over_clip(self, records: Any) -> Any:
-        return 2 * (2 / self.batch - 1 / records)
+        return self.moves(records)[1]
 
     def sampling(self, records: int) -> kinds.Sampling:
-        return kinds.two_level(1.0, self.batch, records)[1]
+        undrawn, drawn = self.moves(records)
+        return kinds.TwoLevel(self.batch, records, undrawn / drawn)
 
 
 def build_rule(kind: str | None, batch: int | None, rounds: int) -> BatchRule:

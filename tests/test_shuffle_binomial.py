@@ -145,7 +145,7 @@ def test_without_a_clip_norm_nothing_is_sent(clip):
     """Two points of a hostile server may be too far apart for a distance; whatever comes in, zeros go out."""
     vectors = jnp.array([[3e38, -3e38, 1.0], [jnp.nan, 0.5, 0.5]])
     assert not np.asarray(PVec(8, 100, [2]).round(vectors, clip, _random(0))).any()
-    assert np.isnan(clip_factor(jnp.ones(3), jnp.float32(jnp.nan))).all()
+    assert np.isnan(clip_factor(jnp.ones(3), jnp.float32(jnp.nan), 1)).all()
 
 
 def test_bits_are_counted():

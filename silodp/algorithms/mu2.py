@@ -29,6 +29,7 @@ from silodp.algorithms.entry import BOTH, Case, Entry, Printed
 from silodp.algorithms.papers import MU2
 from silodp.algorithms.theory import Choice
 from silodp.core import POINT, Algorithm, Answer, Federation, Release, Silo, Stream, Vector
+from silodp.doubles import Double
 from silodp.privacy import gaussian
 from silodp.prox import Ball
 from silodp.sampling import Cumulative
@@ -53,7 +54,7 @@ class Mu2(Algorithm):
         return State(x0, x0, x0)
 
     def remember(self, silo: Silo, x0: Vector) -> PyTree:
-        return jnp.zeros_like(x0)
+        return Double.of(jnp.zeros_like(x0))
 
     def round(self, state: State, fed: Federation) -> State:
         t = jnp.float32(fed.round + 1)
@@ -66,8 +67,8 @@ class Mu2(Algorithm):
     def corrected(self, silo: Silo, x: Vector, y: Vector) -> Answer:
         t = jnp.float32(silo.round + 1)
         s = silo.mean([x, y], [t, 1 - t], self.clip, "value", self.batch).release()
-        silo.memory = silo.memory + s.value
-        return Release(silo.memory, s.bound, "value")
+        silo.memory = silo.memory + s.exact
+        return Release(silo.memory.high, s.bound, "value", rest=silo.memory.low)
 
     def stream_of(self, query: str) -> str:
         return "value"

@@ -30,7 +30,10 @@ from silodp.algorithms.gradient import GradientDescent
 from silodp.algorithms.papers import SOTERIA
 from silodp.algorithms.theory import Choice, horizon, whole
 from silodp.core import NUMBER, POINT, Algorithm, Answer, Federation, Release, Silo, Stream, Vector
+from silodp.doubles import Double
 from silodp.sampling import Full, TwoLevel
+
+SHORT_RUN, RENEWED = 8, 64  # see `Table`
 
 
 class State(eqx.Module):
@@ -55,16 +58,16 @@ class SilosOnly(Algorithm):
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         return [Stream("value", len(rounds), self.batch)]
 
-    def bounded(self, silo: Silo, value: Vector) -> Release:
+    def bounded(self, silo: Silo, value: Double) -> Release:
         bound = jnp.inf if self.clip is None else self.clip * self.batch.bound_over_clip(silo.size)
-        return Release(value, jnp.float32(bound), "value")
+        return Release(value.high, jnp.float32(bound), "value", rest=value.low)
 
 
 class Snapshot(eqx.Module):
     """SVRG's memory: the anchor and the silo's clipped mean there."""
 
     anchor: Vector
-    mean: Vector
+    mean: Double
 
 
 class SVRG(SilosOnly):
@@ -79,7 +82,7 @@ class SVRG(SilosOnly):
         return SVRGState(x0, x0, jnp.zeros(self.silos, bool))
 
     def remember(self, silo: Silo, x0: Vector) -> PyTree:
-        return Snapshot(jnp.full_like(x0, jnp.nan), jnp.zeros_like(x0))  # equal to no anchor
+        return Snapshot(jnp.full_like(x0, jnp.nan), Double.of(jnp.zeros_like(x0)))  # equal to no anchor
 
     def round(self, state: SVRGState, fed: Federation) -> SVRGState:
         x, anchor = state.x, state.anchor
@@ -93,19 +96,24 @@ class SVRG(SilosOnly):
         if silo.alone:
             # The bound needs the mean at THIS anchor: in a process of its own a silo does not take the server's word.
             fresh = jnp.any(anchor != silo.memory.anchor)
-        full = lambda: silo.mean([anchor], [1.0], self.clip, "value", Full()).release().value
+        full = lambda: silo.mean([anchor], [1.0], self.clip, "value", Full()).mean()
         silo.memory = Snapshot(anchor, silo.cond(fresh, full, lambda: silo.memory.mean))
         batch = self.batch.draw(silo, "value")
-        here = silo.mean([x], [1.0], self.clip, "value", batch).release().value
-        there = silo.mean([anchor], [1.0], self.clip, "value", batch).release().value
+        here = silo.mean([x], [1.0], self.clip, "value", batch).mean()
+        there = silo.mean([anchor], [1.0], self.clip, "value", batch).mean()
         return self.bounded(silo, here - there + silo.memory.mean)
 
 
 class Table(eqx.Module):
-    """SAGA's memory: each record's last clipped gradient, as factors where the engine has them, and their mean."""
+    """SAGA's memory: each record's last clipped gradient, as factors where the engine has them, and their sum.
+
+    The sum is kept up to date with what changes. Every change is rounded, and rounding depends on the records, so after
+    RENEWED answers (`age`) it is computed anew; until then short runs keep the rounding of all changes within SLACK.
+    """
 
     gradients: PyTree
-    mean: Vector
+    total: Double
+    age: Array
 
 
 class SAGA(SilosOnly):
@@ -119,8 +127,7 @@ class SAGA(SilosOnly):
     def remember(self, silo: Silo, x0: Vector) -> PyTree:
         everyone = Full().draw(silo, "value")
         gradients = silo.objective.record_factors(x0, everyone.records, everyone.weights, self.clip)
-        total = silo.objective.sum_factors(gradients, everyone.weights)
-        return Table(gradients, total / everyone.divisor)
+        return Table(gradients, silo.objective.sum_factors(gradients, everyone.weights), jnp.int32(0))
 
     def round(self, state: State, fed: Federation) -> State:
         v = fed.mean(self.estimate, state.x)
@@ -132,10 +139,21 @@ class SAGA(SilosOnly):
         silo.account = silo.account.work(batch.divisor)
         new = objective.record_factors(x, batch.records, batch.weights, self.clip)
         old = jax.tree.map(lambda leaf: jnp.take(leaf, batch.rows, axis=0, mode="clip"), table.gradients)
-        change = objective.sum_factors(new, batch.weights) - objective.sum_factors(old, batch.weights)
+        added = lambda rows: objective.sum_factors(rows, batch.weights, SHORT_RUN)
+        change = added(new) - added(old)
+        total = self.up_to_date(silo)
         kept = jax.tree.map(lambda t, n: t.at[batch.rows].set(n, mode="drop"), table.gradients, new)
-        silo.memory = Table(kept, table.mean + change / silo.size)
-        return self.bounded(silo, change / batch.divisor + table.mean)
+        silo.memory = Table(kept, total + change, silo.memory.age + 1)
+        return self.bounded(silo, change / batch.divisor + total / silo.size.astype(jnp.float32))
+
+    def up_to_date(self, silo: Silo) -> Double:
+        """The table's sum, computed anew when it is old: for all silos of a simulation at once."""
+        table = silo.memory
+        old = table.age >= RENEWED if silo.alone else silo.round % RENEWED == RENEWED - 1
+        silo.memory = Table(table.gradients, table.total, jnp.where(old, 0, table.age))
+        everyone = Full().draw(silo, "value")
+        anew = lambda: silo.objective.sum_factors(table.gradients, everyone.weights)
+        return silo.cond(old, anew, lambda: table.total)
 
 
 # --- what the corollaries choose, and the noise that the paper prints --------------------------------------

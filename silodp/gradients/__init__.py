@@ -6,13 +6,15 @@
 Two engines compute it. *structured* takes networks of `dense`, `conv2d` and `embed` layers (with any plain JAX between
 them) and never builds a per-record gradient; *general* takes any differentiable loss, in microbatches.
 
-Formal guarantee: a record's contribution has norm at most weight * clip, up to float32 rounding; it is 0 if its
-gradient (or the square of its norm) is not finite. Replacing one record of weight 1 moves the sum by at most 2 * clip.
+Formal guarantee: a record's contribution has norm at most weight * clip; it is 0 if its gradient (or the square of its
+norm) is not finite. Sums are doubles. Replacing one record of weight 1 moves the sum by at most 2 * clip * (1 + SLACK)
+in float32 arithmetic, whatever the records (silodp.gradients.blocks; docs/privacy.md has the proof).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -21,11 +23,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from silodp.gradients import general, structured
+from silodp.gradients.blocks import RUN, SLACK, sum_in_blocks, weighted_rows
 from silodp.gradients.difference import difference
 from silodp.gradients.factors import Factors
 from silodp.gradients.layers import avg_pool, conv2d, dense, embed, max_pool
 from silodp.gradients.structure import Layer, Loss, NotStructured, Structure, find_structure
 
+SUMS_BYTES = 4_000_000  # of the sums of runs that are in memory at one time
 ENGINES = ("auto", "structured", "general")
 Scalar = Float[Array, ""] | float
 
@@ -121,13 +125,21 @@ def record_factors(
     return LayerFactors(jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), scaled), found.layers)
 
 
-def sum_factors(params_like: PyTree, factors: LayerFactors | RecordGradients, weights: Float[Array, " n"]) -> PyTree:
-    """sum_j weights[j] * (the clipped gradient kept for record j)."""
+def sum_factors(
+    params_like: PyTree, factors: LayerFactors | RecordGradients, weights: Float[Array, " n"], run: int = RUN
+) -> PyTree:
+    """sum_j weights[j] * (the clipped gradient kept for record j); at most `run` of them are added in float32."""
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params_like))
+    size = run * max(1, SUMS_BYTES // (4 * parameters))
+    return sum_in_blocks(partial(_run_sums, params_like, run), factors, weights, size, run)
+
+
+def _run_sums(like: PyTree, run: int, factors: LayerFactors | RecordGradients, weights: Float[Array, " n"]) -> PyTree:
     if isinstance(factors, RecordGradients):
-        return jax.tree.map(lambda g: jnp.tensordot(weights, g, 1), factors.gradients)
+        return jax.tree.map(lambda g: weighted_rows(weights, g, run), factors.gradients)
     records_last = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), factors.factors)
-    summed = structured.sum_layers(factors.layers, records_last, weights, params_like)
-    return jax.tree.unflatten(jax.tree.structure(params_like), summed)
+    summed = structured.sum_layers(factors.layers, records_last, weights, like, run)
+    return jax.tree.unflatten(jax.tree.structure(like), summed)
 
 
 def _structure(loss: Loss, params: PyTree, record: PyTree) -> Structure | str:
@@ -164,6 +176,7 @@ def _check(
 
 
 __all__ = [
+    "SLACK",
     "LayerFactors",
     "RecordGradients",
     "Regularised",

@@ -1,4 +1,9 @@
-"""Sums over records, a block at a time, so that memory does not grow with the number of records."""
+"""Sums over records, a block at a time, so that memory does not grow with the number of records.
+
+Formal guarantee (docs/privacy.md has the proof): records are added in float32 in runs of at most RUN, by position, and
+runs in doubles. Replacing one record changes the sum of its own run only, so a sum of vectors of norm at most C over up
+to MOST_RECORDS records moves by at most 2 C (1 + SLACK), all rounding included.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +16,67 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, PyTree
 
+from silodp.doubles import Double
+
 T = TypeVar("T")
+
+RUN = 256
+SLACK = 2.0**-7
+MOST_RECORDS = 1 << 22
+UNIT = 2.0**-24  # the largest relative error of one rounding in float32
+
+
+def whole_runs(n: int, run: int = RUN) -> int:
+    """n, or the next larger number that can be cut into equally long runs of at most `run`."""
+    runs = -(-n // run)
+    return runs * -(-n // runs) if n else 0
+
+
+def in_runs(leaf: Array, axis: int, run: int = RUN) -> Array:
+    """Records along `axis` as (runs, records of a run), with zeros behind the last."""
+    n = leaf.shape[axis]
+    whole = whole_runs(n, run)
+    if whole != n:
+        leaf = jnp.pad(leaf, [(0, whole - n if i == axis else 0) for i in range(leaf.ndim)])
+    runs = -(-n // run)
+    return leaf.reshape(*leaf.shape[:axis], runs, whole // runs, *leaf.shape[axis + 1 :])
+
+
+def weighted_rows(weights: Float[Array, " n"], rows: Float[Array, "n ..."], run: int = RUN) -> Float[Array, "runs ..."]:
+    """sum_j weights[j] rows[j] of every run."""
+    if rows.shape[0] <= run:
+        return jnp.tensordot(weights, rows, 1)[None]
+    return jnp.einsum("rj,rj...->r...", in_runs(weights, 0, run), in_runs(rows, 0, run))
 
 
 def sum_in_blocks(
-    block_sum: Callable[[PyTree, Float[Array, " b"]], PyTree],
+    run_sums: Callable[[PyTree, Float[Array, " b"]], PyTree],
     records: PyTree,
     weights: Float[Array, " n"],
     size: int,
+    run: int = RUN,
 ) -> PyTree:
-    """sum of block_sum(records, weights) over blocks of at most `size` records."""
+    """Doubles: the sum over all runs of run_sums(records, weights), asked of blocks of at most `size` records."""
     n = weights.shape[0]
     if size >= n:
-        return block_sum(records, weights)
+        return jax.tree.map(Double.sum_of, run_sums(records, weights))
     blocks = -(-n // size)
-    size = -(-n // blocks)
+    size = whole_runs(-(-n // blocks), run)
 
-    def step(total: PyTree, block: Array) -> tuple[PyTree, None]:
+    def step(totals: list[Array], block: Array) -> tuple[list[Array], None]:
         # The last block starts early so that all have one shape; what was counted before gets weight 0.
         start = jnp.minimum(block * size, n - size)
         take = lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size)
         fresh = start + jnp.arange(size) >= block * size
-        part = block_sum(jax.tree.map(take, records), jnp.where(fresh, take(weights), 0))
-        return jax.tree.map(jnp.add, total, part), None
+        sums = run_sums(jax.tree.map(take, records), jnp.where(fresh, take(weights), 0))
+        added = [Double(*total).plus(part) for total, part in zip(totals, jax.tree.leaves(sums), strict=True)]
+        return [jnp.stack([d.high, d.low]) for d in added], None
 
-    shapes = jax.eval_shape(block_sum, jax.tree.map(lambda leaf: leaf[:size], records), weights[:size])
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return lax.scan(step, zeros, jnp.arange(blocks))[0]
+    shapes = jax.eval_shape(run_sums, jax.tree.map(lambda leaf: leaf[:size], records), weights[:size])
+    # Both halves in one array: a loop then passes over them once.
+    zeros = [jnp.zeros((2, *s.shape[1:]), s.dtype) for s in jax.tree.leaves(shapes)]
+    totals = lax.scan(step, zeros, jnp.arange(blocks))[0]
+    return jax.tree.unflatten(jax.tree.structure(shapes), [Double(*total) for total in totals])
 
 
 def sum_in_groups(
@@ -111,10 +150,14 @@ def rarely(needed: Bool[Array, ""], rare: Callable[[T], PyTree], usual: Callable
 SMALLEST_SQUARE, UNDERFLOWN = 1e-30, 1e-15
 
 
-def clip_factor(square_norms: Float[Array, " n"], clip: Float[Array, ""]) -> Float[Array, " n"]:
-    """min(1, clip / norm); 1 for a zero vector, so that neither clip = 0 nor clip = inf needs a special case."""
+def clip_factor(square_norms: Float[Array, " n"], clip: Float[Array, ""], addends: int) -> Float[Array, " n"]:
+    """At most min(1, clip / norm); 1 for a zero vector, so that neither clip = 0 nor clip = inf needs a special case.
+
+    addends: of the longest sum behind a square. Its rounding, and that of scaling, is counted against the record.
+    """
     # Squares lost to underflow count as the largest they may have been: clipping then errs on the safe side.
     norms = jnp.where(square_norms > SMALLEST_SQUARE, jnp.sqrt(square_norms), UNDERFLOWN)
+    norms = norms * (1 + (addends / 2 + 8) * UNIT)
     factors = jnp.where(norms > clip, clip / jnp.where(norms > 0, norms, 1), 1)
     # Points so far apart that their distance is no number give no bound: nothing usable may come out.
     return jnp.where(jnp.isnan(clip), jnp.nan, factors)

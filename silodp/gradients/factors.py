@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from silodp.gradients.blocks import in_runs
 from silodp.gradients.layers import CONV, EMBED
 from silodp.gradients.structure import Layer
 
@@ -62,13 +63,25 @@ class DenseFactors(eqx.Module):
             total += jnp.sum(t.cotangents * seen, axis=0)
         return total
 
-    def weighted_sum(self, scale: PerRecord) -> tuple[Array, Array | None]:
-        weight, bias = jnp.zeros(()), jnp.zeros(())
-        for t in self.terms:
-            scaled = t.cotangents * scale
-            weight += scaled @ t.inputs.T
-            bias += scaled @ t.constant
+    @property
+    def addends(self) -> int:
+        """Products of terms add what rounding left of them, at most as much again for each further term."""
+        one = self.terms[0]
+        return len(self.terms) * ((one.cotangents.size + one.inputs.size) // one.constant.shape[0] + 4)
+
+    def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
+        sums = [self._sums_of(t, t.cotangents * scale, run) for t in self.terms]
+        weight, bias = (jnp.concatenate(parts) for parts in zip(*sums, strict=True))
         return weight, bias if self.has_bias else None
+
+    def _sums_of(self, t: Term, scaled: Array, run: int) -> tuple[Array, Array]:
+        if scaled.shape[-1] <= run:
+            return (scaled @ t.inputs.T)[None], (scaled @ t.constant)[None]
+        runs, inputs = in_runs(scaled, 1, run), in_runs(t.inputs.T, 0, run)
+        bias = jnp.sum(runs * in_runs(t.constant, 0, run), axis=2).T
+        if len(scaled) == 1:  # no matrix product: a pass over the inputs is faster
+            return jnp.sum(runs[0, ..., None] * inputs, axis=1)[:, None], bias
+        return jnp.einsum("orj,rji->roi", runs, inputs), bias
 
     def scaled(self, scale: PerRecord) -> DenseFactors:
         terms = (Term(t.inputs, t.constant, t.cotangents * scale) for t in self.terms)
@@ -107,8 +120,13 @@ class KernelFactors(eqx.Module):
         total = jnp.einsum("oikln,oikl->n", self.kernel, weight)
         return total if self.bias is None or bias is None else total + bias @ self.bias
 
-    def weighted_sum(self, scale: PerRecord) -> tuple[Array, Array | None]:
-        return self.kernel @ scale, None if self.bias is None else self.bias @ scale
+    @property
+    def addends(self) -> int:
+        return self.kernel[..., 0].size + 1
+
+    def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
+        sums = lambda leaf: run_products(leaf, scale, run)
+        return sums(self.kernel), None if self.bias is None else sums(self.bias)
 
     def scaled(self, scale: PerRecord) -> KernelFactors:
         return jax.tree.map(lambda leaf: leaf * scale, self)
@@ -126,18 +144,32 @@ class RowFactors(eqx.Module):
 
         What the addition itself rounds away counts on top, so that the norm is never understated.
         """
-        same_row = (self.index[:, None] == self.index[None, :]).astype(self.cotangents.dtype)
-        added = jnp.einsum("pqn,qwn->pwn", same_row, self.cotangents)
+        same_row, added = self._added()
         squares = jnp.sum(jnp.sum(added**2, axis=1) / jnp.sum(same_row, axis=1), axis=0)
         positions = self.index.shape[0]
         return squares + positions * (positions * EPSILON) ** 2 * _square(self.cotangents)
 
+    def _added(self) -> tuple[Float[Array, "positions positions n"], Float[Array, "positions width n"]]:
+        """Which positions look up the same row, and at each position the sum of its row's cotangents."""
+        same_row = (self.index[:, None] == self.index[None, :]).astype(self.cotangents.dtype)
+        return same_row, jnp.einsum("pqn,qwn->pwn", same_row, self.cotangents)
+
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
         return jnp.einsum("pwn,pnw->n", self.cotangents, weight[self.index])
 
-    def weighted_sum(self, scale: PerRecord) -> tuple[Array, Array | None]:
-        updates = jnp.moveaxis(self.cotangents * scale, 1, -1)
-        return jnp.zeros((self.rows, updates.shape[-1])).at[self.index].add(updates), None
+    @property
+    def addends(self) -> int:
+        return self.cotangents[..., 0].size + self.index.shape[0]
+
+    def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
+        """A record's cotangents of one row are added first, and stand where it first looks the row up: what cancels
+        within a record must not be rounded against others, nor one record be rounded in several additions."""
+        same_row, added = self._added()
+        earlier = jnp.sum(jnp.where(jnp.tri(len(same_row), k=-1)[..., None] > 0, same_row, 0), axis=1)
+        updates = jnp.moveaxis(jnp.where(earlier[:, None] > 0, 0, added * scale), 1, -1)
+        zeros = jnp.zeros((self.rows, updates.shape[-1]))
+        of_run = jax.vmap(lambda index, update: zeros.at[index].add(update), in_axes=1)
+        return of_run(in_runs(self.index, 1, run), in_runs(updates, 1, run)), None
 
     def scaled(self, scale: PerRecord) -> RowFactors:
         return RowFactors(self.index, self.cotangents * scale, self.rows)
@@ -187,6 +219,13 @@ def turn_features(factors: Factors) -> Factors:
         return factors
     terms = (term._replace(inputs=term.inputs.T) for term in factors.terms)
     return DenseFactors(tuple(terms), factors.has_bias, factors.on_record)
+
+
+def run_products(leaf: Float[Array, "... n"], scale: PerRecord, run: int) -> Float[Array, "runs ..."]:
+    """leaf @ scale of every run."""
+    if scale.shape[0] <= run:
+        return (leaf @ scale)[None]
+    return jnp.einsum("...rj,rj->r...", in_runs(leaf, leaf.ndim - 1, run), in_runs(scale, 0, run))
 
 
 def _square(x: Array) -> PerRecord:

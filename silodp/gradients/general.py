@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from silodp.gradients.blocks import clip_factor, sum_in_blocks
+from silodp.gradients.blocks import clip_factor, sum_in_blocks, weighted_rows
 from silodp.gradients.difference import difference
 from silodp.gradients.structure import Loss
 
@@ -43,7 +43,8 @@ def clipped_gradients(
     leaves = jax.tree.leaves(gradients)
     square_norms = sum((jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in leaves), jnp.zeros(()))
     good = jnp.isfinite(square_norms) if kept is None else jnp.isfinite(square_norms) & kept
-    factor = clip_factor(jnp.where(good, square_norms, 0), clip)
+    addends = sum(g[0].size for g in leaves)
+    factor = clip_factor(jnp.where(good, square_norms, 0), clip, addends)
 
     def scale(gradient: Array) -> Array:
         along = lambda v: v.reshape(-1, *(1,) * (gradient.ndim - 1))
@@ -66,6 +67,6 @@ def clipped_sum(
 
     def block_sum(block: PyTree, block_weights: Array) -> PyTree:
         clipped = clipped_gradients(loss, points, coefficients, block, clip, block_weights > 0)
-        return jax.tree.map(lambda g: jnp.tensordot(block_weights, g, 1), clipped)
+        return jax.tree.map(lambda g: weighted_rows(block_weights, g), clipped)
 
     return sum_in_blocks(block_sum, records, weights, size)

@@ -12,16 +12,18 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Bool, Float, PyTree
 
-from silodp.gradients.blocks import clip_factor, rarely, stackable, sum_in_blocks, sum_in_groups
+from silodp.doubles import Double
+from silodp.gradients.blocks import RUN, UNIT, clip_factor, rarely, stackable, sum_in_blocks, sum_in_groups
 from silodp.gradients.difference import difference
-from silodp.gradients.factors import Factors, keep_only, make_factors, turn_features
+from silodp.gradients.factors import Factors, keep_only, make_factors, run_products, turn_features
 from silodp.gradients.layers import CONV
 from silodp.gradients.structure import Layer, Structure
 
 # What a block computes should stay in the second-level cache; its features pass through once.
 BLOCK_BYTES, FEATURE_BYTES = 400_000, 4_000_000
-# |g + r|^2 is expanded; what float32 may lose when g and r nearly cancel is added back, so that clipping stays safe.
-EXPANSION_SLACK = 8 * float(jnp.finfo(jnp.float32).eps)
+# Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
+# counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
+CANCELLED, PENALISED_RUN = 1 / 4, RUN // 2
 
 
 class Clipped(NamedTuple):
@@ -66,26 +68,28 @@ def clipped_sum(
     size = microbatch or block_size(structure, len(points))
     added = None if penalty is None else jax.tree.leaves(penalty)
     question = Question(points, coefficients, clip, added, structure.traced.consts)
+    run = RUN if penalty is None else PENALISED_RUN
     one = lambda question, records, weights: sum_in_blocks(
-        lambda *block: [leaf[0] for leaf in block_sums(structure, question, *block)], records, weights, size
+        lambda *block: [leaf[0] for leaf in run_sums(structure, question, run, *block)], records, weights, size, run
     )
     many = lambda question, records, weights: sum_in_groups(
-        lambda *group: block_sums(structure, question, *group), partial(one, question), records, weights, size
-    )
+        lambda *group: [jax.vmap(Double.sum_of)(leaf) for leaf in run_sums(structure, question, run, *group)],
+        partial(one, question), records, weights, size,
+    )  # fmt: skip
     summed = stackable(one, many)(question, records, weights)
     return jax.tree.unflatten(jax.tree.structure(points[0]), summed)
 
 
-def block_sums(
-    structure: Structure, question: Question, records: PyTree, weights: Float[Array, " n"], silos: int = 1
-) -> list[Float[Array, "silos ..."]]:
-    """Leaves of the sum over each of `silos` equally long runs of the block's records."""
+def run_sums(
+    structure: Structure, question: Question, run: int, records: PyTree, weights: Float[Array, " n"], silos: int = 1
+) -> list[Float[Array, "silos runs ..."]]:
+    """Leaves of the sums over runs of each of `silos` that have equally many of the block's records."""
     clipped = clip_block(structure, question, records, weights > 0)
     scale = jnp.where(clipped.kept, weights * clipped.factor, 0)
 
     def add(layers: list[Factors], scale: Array) -> list[Array]:
         apart = lambda leaf: leaf.reshape(*leaf.shape[:-1], silos, -1)
-        total = lambda layers, scale: sum_layers(structure.layers, layers, scale, question.points[0])
+        total = lambda layers, scale: sum_layers(structure.layers, layers, scale, question.points[0], run)
         if silos == 1:
             return [leaf[None] for leaf in total(layers, scale)]
         return jax.vmap(total, in_axes=-2)(*jax.tree.map(apart, (layers, scale)))
@@ -99,11 +103,9 @@ def block_sums(
     )
     if question.penalty is None:
         return summed
-    total = jnp.sum(scale.reshape(silos, -1), axis=1)
-    return [
-        s + jnp.tensordot(total, jnp.where(jnp.any(total > 0), r, 0), 0)
-        for s, r in zip(summed, question.penalty, strict=True)
-    ]
+    totals = jax.vmap(lambda own: run_products(own, jnp.ones_like(own), run))(scale.reshape(silos, -1))
+    finite = [jnp.where(jnp.any(scale > 0), r, 0) for r in question.penalty]
+    return [jnp.concatenate([s, jnp.tensordot(totals, r, 0)], 1) for s, r in zip(summed, finite, strict=True)]
 
 
 def clip_block(structure: Structure, question: Question, records: PyTree, kept: Bool[Array, " n"]) -> Clipped:
@@ -111,11 +113,12 @@ def clip_block(structure: Structure, question: Question, records: PyTree, kept: 
         structure = structure._replace(traced=ClosedJaxpr(structure.traced.jaxpr, question.closed_over))
     layers = _combine(structure, question.points, question.coefficients, records)
     square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))
+    addends = max(layer.addends for layer in layers) + len(layers)
     finite = jnp.all(jnp.isfinite(square_norms))
     if question.penalty is not None:
-        square_norms = _shifted_norms(structure, layers, square_norms, question.penalty)
+        square_norms = _shifted_norms(structure, layers, square_norms, question.penalty, addends)
     kept = kept & jnp.isfinite(square_norms)
-    return Clipped(layers, kept, clip_factor(jnp.where(kept, square_norms, 0), question.clip), finite)
+    return Clipped(layers, kept, clip_factor(jnp.where(kept, square_norms, 0), question.clip, addends), finite)
 
 
 def turned(clipped: Clipped) -> Clipped:
@@ -123,11 +126,13 @@ def turned(clipped: Clipped) -> Clipped:
     return clipped._replace(layers=[turn_features(layer) for layer in clipped.layers])
 
 
-def sum_layers(layers: Sequence[Layer], factors: Sequence[Factors], scale: Array, like: PyTree) -> list[Array]:
-    """The scaled sum over records, as flat leaves; parameters that no layer uses have gradient 0."""
-    summed = [jnp.zeros(leaf.shape) for leaf in jax.tree.leaves(like)]
+def sum_layers(
+    layers: Sequence[Layer], factors: Sequence[Factors], scale: Array, like: PyTree, run: int = RUN
+) -> list[Float[Array, "runs ..."]]:
+    """The scaled sums over runs of records, as flat leaves; parameters that no layer uses have gradient 0."""
+    summed = [jnp.zeros((1, *leaf.shape)) for leaf in jax.tree.leaves(like)]
     for layer, kept in zip(layers, factors, strict=True):
-        weight, bias = kept.weighted_sum(scale)
+        weight, bias = kept.run_sums(scale, run)
         summed[layer.weight] = weight
         if layer.bias is not None and bias is not None:
             summed[layer.bias] = bias
@@ -141,7 +146,9 @@ def block_size(structure: Structure, points: int) -> int:
     layers = structure.layers
     features = sum(prod(layer.inputs) for layer in layers if layer.on_record)
     computed = sum(2 * prod(layer.output) + (0 if layer.on_record else prod(layer.inputs)) for layer in layers)
-    return max(32, min(BLOCK_BYTES // (4 * computed * points), FEATURE_BYTES // (4 * max(1, features))))
+    fitting = min(BLOCK_BYTES // (4 * computed * points), FEATURE_BYTES // (4 * max(1, features)))
+    # Less than two runs are one: the sums of runs pass through memory as often as there are blocks.
+    return max(32, fitting) if fitting < RUN else fitting // RUN * RUN
 
 
 def _combine(
@@ -176,11 +183,12 @@ def _terms(
 
 
 def _shifted_norms(
-    structure: Structure, layers: Sequence[Factors], square_norms: Array, penalty: Sequence[Array]
+    structure: Structure, layers: Sequence[Factors], square_norms: Array, penalty: Sequence[Array], addends: int
 ) -> Array:
     inner = jnp.zeros(())
     for layer, factors in zip(structure.layers, layers, strict=True):
         inner += factors.inner(penalty[layer.weight], None if layer.bias is None else penalty[layer.bias])
     shift = sum((jnp.vdot(r, r) for r in penalty), jnp.zeros(()))
-    expanded = square_norms + 2 * inner + shift
-    return jnp.maximum(expanded, 0) + EXPANSION_SLACK * (square_norms + shift)
+    apart = square_norms + shift
+    expanded = apart + 2 * inner + 2 * (addends + 8) * UNIT * apart
+    return jnp.maximum(expanded, CANCELLED**2 * apart)

@@ -186,7 +186,7 @@ class TwoLevel(_Mixture):
     """SVRG and SAGA: a Poisson batch of differences plus a full mean, released together.
 
     A record that is not drawn shifts the mean by at most U, a drawn one by at most V; the bound is
-    2V and `ratio` = U/V. See `two_level` for bound and ratio. Not a subsampled Gaussian: U > 0.
+    2V and `ratio` = U/V (silodp.sampling.TwoLevel knows both). Not a subsampled Gaussian: U > 0.
     """
 
     batch: int
@@ -214,15 +214,6 @@ class TwoLevel(_Mixture):
     def pair(self, multiplier: float) -> MixturePair:
         q = self.batch / self.records
         return mirrored((1 - q, q), (self.ratio / (2 * multiplier), 1 / (2 * multiplier)))
-
-
-def two_level(clip: float, batch: int, records: int, clip_difference: float | None = None) -> tuple[float, TwoLevel]:
-    """(bound, sampling) of an SVRG/SAGA release: every gradient clipped to `clip`, and, if
-    `clip_difference` is given, the difference as a whole to that."""
-    _check_batch(batch, records)
-    full = clip / records
-    drawn = clip_difference / batch + full if clip_difference else 2 * clip / batch - full
-    return 2 * drawn, TwoLevel(batch, records, full / drawn)
 
 
 @dataclass(frozen=True)
