@@ -25,16 +25,18 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from mpmath.libmp import from_rational, mpf_erfc, mpf_shift, mpf_sqrt, to_int
 from scipy.special import ndtri
 
-BLOCK = 8192  # numbers whose arrays fit into a core's cache
+BLOCK = 16384  # numbers whose arrays fit into a core's cache
 WORD = 64
 PER_KEY = 2**27  # words, one GiB: far below the 2^32 blocks that a key of ChaCha20 can give
 SMALLEST_TAIL = 2**40  # in units of 2^-64: smaller tail probabilities, one in 2^23, are decided exactly
 
-# The float64 quantile is within ERROR of Z, in standard deviations. That is twice the sum of two bounds:
+# The float64 quantile is within 2^-38 of Z, in standard deviations: the sum of two bounds.
 #   2^-39 for what the word leaves open. p lies in [m, m + 1] 2^-64, float64 rounds m by 2^-53 of it, m >= 2^40: so p is
 #   known to 2^-39.99 of itself, and Z moves by at most p / density(Z) <= sqrt(pi / 2) times as much.
-#   2^-39 for ndtri on [2^-24, 1/2]. Its authors state 7e-16 of |Z| <= 5.42, the tests measure as much: 400 times less.
-# BEYOND is for float64's other roundings, each at most 2^-53 of its result: std Z / step and its sum with a fraction.
+#   2^-39 = 1.8e-12 for ndtri on [2^-24, 1/2]. Its formula (Cephes) is off by at most 2e-16 and a running error analysis
+#   of its operations gives 5e-15 for their roundings; the tests measure 1.3e-15. Other formulas have room to be worse.
+# ERROR is twice the sum, which leaves room for roundings that grow with std / step: two of 2^-53 of |Z| <= 5.42. BEYOND
+# is for those that do not: of the fraction of value / step, and of the tolerance itself.
 ERROR = 2.0**-37
 BEYOND = 2.0**-50
 
@@ -69,13 +71,13 @@ def rounded_gaussian(value: np.ndarray, std: float, step: float, entropy: "Entro
         >>> sent = rounded_gaussian(np.zeros(1000), 0.3, grid_of(0.3), Entropy())
         >>> received = sent * grid_of(0.3)
     """
-    value = np.asarray(value)
+    value, std, step = np.asarray(value), float(std), float(step)
     _check_grid(value, std, step)
-    flat = value.reshape(-1)
-    drawn = np.empty(flat.shape, np.int64)
-    for begin in range(0, flat.size, BLOCK):
+    flat, drawn = value.reshape(-1), np.empty(value.size, np.int64)
+    work = np.empty((3, min(BLOCK, value.size)))  # kept over the blocks: fresh memory costs as much as the quantiles
+    for begin in range(0, value.size, BLOCK):
         block = slice(begin, begin + BLOCK)
-        drawn[block] = _rounded_block(flat[block], std, step, entropy)
+        _draw(flat[block], std, step, entropy, drawn[block], work[:, : flat[block].size])
     return drawn.reshape(value.shape)
 
 
@@ -112,7 +114,7 @@ class _Stream:
 
     def words(self, count: int) -> np.ndarray:
         self.left -= count
-        return np.frombuffer(self.cipher.update(bytes(8 * count)), "<i8")
+        return np.frombuffer(self.cipher.update(bytes(8 * count)), np.int64)
 
 
 _forks = 0
@@ -123,37 +125,43 @@ def _count_fork() -> None:
     _forks += 1
 
 
-os.register_at_fork(after_in_child=_count_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, which knows no forks
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 def _process() -> tuple[int, int]:
-    """Differs in every forked process: a number of the system may come back, and a fork outside Python is not counted."""
+    """Differs in every forked process: the system's numbers come back, and forks outside Python are not counted."""
     return os.getpid(), _forks
 
 
-def _rounded_block(value: np.ndarray, std: float, step: float, entropy: Entropy) -> np.ndarray:
-    whole, part = _on_grid(value, step)
+def _draw(value: np.ndarray, std: float, step: float, entropy: Entropy, drawn: np.ndarray, work: np.ndarray) -> None:
+    """Writes a block into `drawn`; `work` is three arrays of its length."""
+    part, place, nearest = work
+    _on_grid(value, step, drawn, part)
     spread = std / step
     words = entropy.words(value.size)
     tail = words ^ (words >> 63)  # the lower 63 bits, turned over where the sign is negative: uniform too
-    quantile = ndtri(np.maximum(tail, SMALLEST_TAIL) * 2.0**-WORD)
-    place = np.copysign(quantile, words.view(np.float64)) * spread + part
-    nearest = np.rint(place)
-    unsure = np.abs(place - nearest) > 0.5 - (ERROR * spread + BEYOND)
-    drawn = whole + nearest.astype(np.int64)
-    for i in np.flatnonzero(unsure | (tail < SMALLEST_TAIL)):
+    np.multiply(np.maximum(tail, SMALLEST_TAIL), 2.0**-WORD, out=place)
+    np.copysign(ndtri(place, out=place), words.view(np.float64), out=place)
+    place *= spread
+    place += part
+    drawn += np.rint(place, out=nearest).astype(np.int64)
+    place -= nearest
+    unsure = np.abs(place, out=place) > 0.5 - (ERROR * spread + BEYOND)
+    unsure |= tail < SMALLEST_TAIL
+    for i in np.flatnonzero(unsure):
         drawn[i] = _decided(_Gaussian(int(words[i]), entropy), float(value[i]), std, step, int(drawn[i]))
-    return drawn
 
 
-def _on_grid(value: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
+def _on_grid(value: np.ndarray, step: float, whole: np.ndarray, part: np.ndarray) -> None:
     """value / step as an integer and a part in [-1/2, 1/2], exactly: the step is a power of two."""
     with np.errstate(over="ignore"):  # refused below
-        scaled = value / step
-    if not np.abs(scaled).max(initial=0.0) <= FARTHEST:
+        np.divide(value, step, out=part)
+    if not (part.min() >= -FARTHEST and part.max() <= FARTHEST):
         _refuse_values(value, step)
-    whole = np.rint(scaled)
-    return whole.astype(np.int64), scaled - whole
+    nearest = np.rint(part)
+    whole[:] = nearest
+    part -= nearest
 
 
 class _Gaussian:
@@ -171,8 +179,7 @@ class _Gaussian:
     def _larger(self, size: Fraction) -> bool:
         """Whether |Z| > size, that is, whether its tail probability is below that of `size`."""
         while True:
-            # Far within one unit of the true value: the 64 further bits leave 2^60 for mpmath's last digits.
-            there = to_int(mpf_shift(_tail(size, self.bits + WORD), self.bits))
+            there = _scaled_tail(size, self.bits)
             if self.tail + 1 < there:
                 return True
             if self.tail > there + 1:
@@ -181,11 +188,14 @@ class _Gaussian:
             self.bits += WORD
 
 
-def _tail(size: Fraction, precision: int) -> Any:
-    """P(Z > size) = erfc(size / sqrt 2) / 2, in mpmath's numbers without its global precision, which threads share."""
-    half_square = size * size / 2
+def _scaled_tail(size: Fraction, bits: int) -> Any:
+    """2^bits P(Z > size) = 2^bits erfc(size / sqrt 2) / 2 as an integer, off by less than one.
+
+    The 64 further bits leave 2^60 units for mpmath's last digits. Its global precision is shared by threads: not used.
+    """
+    half_square, precision = size * size / 2, bits + WORD
     root = mpf_sqrt(from_rational(half_square.numerator, half_square.denominator, precision), precision)
-    return mpf_shift(mpf_erfc(root, precision), -1)
+    return to_int(mpf_shift(mpf_erfc(root, precision), bits - 1))
 
 
 def _decided(gaussian: _Gaussian, value: float, std: float, step: float, guess: int) -> int:
