@@ -19,6 +19,7 @@ PARTS = {
     "sweeps": "bench.runs:sweeps",
     "compile": "bench.compiling:compiling",
     "growth": "bench.growth:growth",
+    "noise": "bench.noise:noise",
 }
 NEEDS_DATA = ("runs", "sweeps")
 HERE = Path(__file__).parent

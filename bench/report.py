@@ -157,6 +157,14 @@ axes: 1 means that twice the size costs twice as much."""
     return f"## Growth\n\n{text}\n\n{table}\n\n{markdown(head, costs)}"
 
 
+def noise_section(found: dict[str, Any]) -> str:
+    nanoseconds = lambda row: spread([1e9 * seconds / found["count"] for seconds in row["cpu_s"]])
+    rows = [[name, nanoseconds(row), spread(row["over"][targets.FLOATS]["cpu"])] for name, row in found["rows"].items()]
+    text = "Gaussian numbers on one core. Grid steps are those in a standard deviation."
+    head = [f"{found['count']:,} numbers", "CPU ns each", "over numpy"]
+    return f"## Noise\n\n{text}\n\n{markdown(head, rows)}"
+
+
 VERDICTS = """Reached: the median of ratios that were each taken within a turn. "Within the spread": the limit lies
 between the quartiles. One sample: the largest of single figures."""
 VALUES = """sum of clip(gradient of a record) / records. Every peer's result is compared with silodp's (the plain
@@ -173,4 +181,5 @@ SECTIONS: dict[str, Any] = {
     "sweeps": sweeps_section,
     "compile": compile_section,
     "growth": growth_section,
+    "noise": noise_section,
 }

@@ -83,10 +83,20 @@ def growth(found: Found) -> str:
     return markdown(["a round grows with", "slope of time", "slope of memory"], rows)
 
 
+def noise(found: Found) -> str:
+    own = found["noise"]["found"]
+    rows = [
+        [name, number(1e9 * row["cpu_s"][1] / own["count"]), over(own["rows"], name, targets.FLOATS)]
+        for name, row in own["rows"].items()
+    ]
+    return markdown(["a Gaussian number", "CPU ns", "over numpy"], rows)
+
+
 TABLES: dict[str, Any] = {
     "values": gradients("values"),
     "differences": lambda found: f"{gradients('differences')(found)}\n\n{engines(found)}",
     "runs": runs,
     "sweeps": sweeps,
     "growth": growth,
+    "noise": noise,
 }

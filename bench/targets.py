@@ -13,6 +13,7 @@ MLP, LENET = "MLP 784-64-10 x 6,000", "LeNet x 500"
 MU2 = "mu2, MNIST, M = 1,"
 TOGETHER = "16 settings in one program"
 PLAIN, OURS, GHOST = "plain gradient, JAX", "silodp structured", "Opacus ghost clipping"
+FLOATS, EXACT = "numpy standard_normal, float64", "exact, 256 grid steps"
 Found = dict[str, Any]
 
 
@@ -76,6 +77,10 @@ def many_silos(trust: str) -> Callable[[Any], Reached]:
     return lambda found: Reached(found["many silos"]["ratio"][f"silos, {trust}"], found["many silos"]["samples"])
 
 
+def exact_noise(found: Any) -> Reached:
+    return paired(found["rows"], EXACT, FLOATS)
+
+
 def worst_compile(found: Any) -> Reached:
     return once(max(row["compile_s"] for row in found.values()))
 
@@ -100,6 +105,7 @@ TARGETS = [
     ),
     Target("growth", "the same, trusted server", "over one silo with 500,000", many_silos("trusted"), 2, True),
     Target("compile", "compiling any registered algorithm on the MLP", "at the longest", worst_compile, 10, True, " s"),
+    Target("noise", "noise: exact rounded Gaussian", "over numpy standard_normal", exact_noise, 4, True),
 ]  # fmt: skip
 
 
