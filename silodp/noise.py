@@ -49,9 +49,9 @@ def grid_of(std: float, steps: int = 256) -> float:
     _check_std(std)
     if steps < 1:
         raise ValueError(f"steps = {steps}: must be at least 1 grid step a standard deviation")
+    # A quotient of float64 numbers below a power of two is never rounded up to it: it is short by a last digit of std.
     step = math.ldexp(1.0, math.frexp(std / steps)[1] - 1)
-    step = step / 2 if step * steps > std else step  # the quotient may have been rounded up to a power of two
-    if step < np.finfo(np.float64).smallest_normal:
+    if step <= np.finfo(np.float64).smallest_normal:
         raise ValueError(f"std = {std!r}: too small for {steps} grid steps in float64; scale the values up")
     return step
 

@@ -229,14 +229,13 @@ def test_a_forked_process_repeats_no_word():
     assert len(words) == len(set(words)) == 16
 
 
-def test_threads_share_no_words():
-    entropy, found = Entropy(), []
-    threads = [threading.Thread(target=lambda: found.append(entropy.words(100))) for _ in range(4)]
-    for thread in threads:
+def test_threads_share_no_key_and_no_words():
+    entropy, found = RepeatableEntropy(7), []
+    for _ in range(4):
+        thread = threading.Thread(target=lambda: found.append(entropy.words(100)))
         thread.start()
-    for thread in threads:
         thread.join()
-    assert len(np.unique(np.concatenate(found))) == 400
+    assert entropy.keys == 4 and len(np.unique(np.concatenate(found))) == 400
 
 
 def test_no_word_comes_twice():
