@@ -108,11 +108,11 @@ class Statistic(eqx.Module):
     def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Double:
         bound = jnp.inf if clip is None else clip
 
-        def block(records: PyTree, weights: Array) -> Double:
+        def run_sums(records: PyTree, weights: Array) -> Array:
             rows = self.clipped(records, bound)
             return weighted_rows(weights, jnp.where(weights[:, None] > 0, rows, 0))
 
-        return sum_in_blocks(block, records, weights, max(1, MICROBATCH_FLOATS // self.size))
+        return sum_in_blocks(run_sums, records, weights, max(1, MICROBATCH_FLOATS // self.size))
 
     def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
         rows = jax.vmap(self.function)(records)

@@ -1,6 +1,6 @@
 """Where every random number comes from: a seed for simulation, the operating system for real.
 
-The two classes answer the same three questions (`normal`, `uniform`, `bits`), so an algorithm
+The two classes answer the same questions (`noised`, `normal`, `uniform`, `bits`), so an algorithm
 cannot tell them apart. Simulations and tests use `SeededRandomness`: the run can be repeated,
 therefore whoever knows the seed can subtract the noise, and nothing made with it is private.
 Whatever leaves a silo for real uses `SystemRandomness`.
@@ -21,14 +21,28 @@ import numpy as np
 from jax.experimental import io_callback
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
+from silodp.doubles import Double
+from silodp.noise import Entropy, rounded_gaussian
+
 Shape = tuple[int, ...]
 Step = int | Int[Array, ""]
+
+GRID_STEPS = 256  # of real noise in a standard deviation, at least
+SMALLEST = 2.0**-60  # of numbers that are put on a grid
 
 SERVER = -1  # the server's place among the silos, for its keys
 
 
 class Randomness(Protocol):
     """A source of random numbers that can be drawn from inside compiled code."""
+
+    def step_of(self, noised: Float[Array, " d"], std: Float[Array, ""]) -> Float[Array, ""]:
+        """A power of two of which the noised numbers are (nearly, if a seed made them) multiples."""
+        ...
+
+    def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
+        """value + std * (standard normal numbers), float32."""
+        ...
 
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         """Standard normal numbers, float32."""
@@ -51,6 +65,12 @@ class SeededRandomness(eqx.Module):
     """
 
     key: PRNGKeyArray
+
+    def step_of(self, noised: Float[Array, " d"], std: Float[Array, ""]) -> Float[Array, ""]:
+        return power_of_two(jnp.maximum(jnp.max(jnp.abs(noised)), SMALLEST)) * 2.0**-29
+
+    def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
+        return value.high + std * self.normal(purpose, value.high.shape, step)
 
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         # As in jax.random: a word as a number in (-1, 1), through the inverse error function.
@@ -75,9 +95,18 @@ class SystemRandomness(eqx.Module):
     No two draws are related, whatever their purpose and step. Works under jit, scan and cond, but
     not under vmap: a silo in its own process has nobody to be stacked with.
 
-    The Gaussians are made in float64 and rounded to float32. As with any floating-point Gaussian,
-    the guarantee is that of the real-valued mechanism; attacks on the lowest bits are not covered.
+    Noise is exact: `noised` gives a real Gaussian around the value, rounded to a public grid (silodp.noise),
+    so its lowest bits say nothing. `normal` is for directions only, whose lowest bits depend on no record.
     """
+
+    def step_of(self, noised: Float[Array, " d"], std: Float[Array, ""]) -> Float[Array, ""]:
+        return power_of_two(std) / GRID_STEPS
+
+    def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
+        del purpose, step
+        shape = jax.ShapeDtypeStruct(value.high.shape, jnp.float32)
+        grid = self.step_of(value.high, std)
+        return io_callback(_system_noised, shape, value.high, value.low, std, grid, ordered=True)
 
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         del purpose, step
@@ -98,6 +127,12 @@ class Scoped(eqx.Module):
     source: Randomness
     scope: str = eqx.field(static=True)
 
+    def step_of(self, noised: Float[Array, " d"], std: Float[Array, ""]) -> Float[Array, ""]:
+        return self.source.step_of(noised, std)
+
+    def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
+        return self.source.noised(f"{self.scope}/{purpose}", value, std, step)
+
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         return self.source.normal(f"{self.scope}/{purpose}", shape, step)
 
@@ -116,6 +151,12 @@ class SharedBatch(eqx.Module):
     key: PRNGKeyArray
     name: str = eqx.field(static=True)
 
+    def step_of(self, noised: Float[Array, " d"], std: Float[Array, ""]) -> Float[Array, ""]:
+        return self.source.step_of(noised, std)
+
+    def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
+        return self.source.noised(purpose, value, std, step)
+
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         return self.source.normal(purpose, shape, step)
 
@@ -127,6 +168,12 @@ class SharedBatch(eqx.Module):
 
     def _of(self, purpose: str) -> Randomness:
         return SeededRandomness(self.key) if purpose == self.name else self.source
+
+
+def power_of_two(x: Float[Array, ""]) -> Float[Array, ""]:
+    """The largest that is not above x > 0: x without the bits behind its first."""
+    bits = jax.lax.bitcast_convert_type(jnp.asarray(x, jnp.float32), jnp.uint32)
+    return jax.lax.bitcast_convert_type(bits & jnp.uint32(0x7F800000), jnp.float32)
 
 
 def _unit(drawn: UInt32[Array, "..."]) -> Float[Array, "..."]:
@@ -180,6 +227,15 @@ _TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))
 def _draw(source: Callable[[Shape], np.ndarray], shape: Shape, dtype: Any) -> Array:
     # Ordered: XLA may merge or move an unordered call, and then two draws could be one.
     return io_callback(lambda: source(shape), jax.ShapeDtypeStruct(shape, dtype), ordered=True)
+
+
+_ENTROPY = Entropy()
+
+
+def _system_noised(high: np.ndarray, low: np.ndarray, std: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    # Float32 may not hold all multiples of the grid; rounding to one that it holds comes after the noise.
+    value = np.asarray(high, np.float64) + np.asarray(low, np.float64)
+    return (rounded_gaussian(value, float(std), float(grid), _ENTROPY) * float(grid)).astype(np.float32)
 
 
 def _system_bits(shape: Shape) -> np.ndarray:

@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from silodp.core import Account, Answer, Public, RecordMean, Release, Silo, Site, Vector
+from silodp.doubles import exact
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.run.runner import Prepared
 
-ROUNDING = 1e-4  # of float32 sums over few records
+ROUNDING = 1e-6  # of the bound itself, which is a float32 number
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Recorder(Silo):
             self.transcript.append((release, release.value + bound * noise))
             return self.transcript[-1][1]
         other, noised = self.replayed.pop(0)
-        shift = float(jnp.linalg.norm(jnp.asarray(release.value - other.value, jnp.float32)))
+        shift = float(np.linalg.norm(exact(release.exact) - exact(other.exact)))
         bound = float(jnp.minimum(release.bound, other.bound))
         self.moved.note(release.stream, shift / bound if bound > 0 else (np.inf if shift > 0 else 0.0))
         return noised

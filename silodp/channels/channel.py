@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from silodp import registry
-from silodp.core import Account, Answer, Public, RecordMean, Release, Silo, Vector
+from silodp.core import Account, Answer, Public, RecordMean, Release, Scalar, Silo, Vector
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Stream
 from silodp.privacy.kinds import Releases, Spent
@@ -30,18 +30,32 @@ if TYPE_CHECKING:
 Multipliers = Float[np.ndarray, " silos"]
 
 
+# Below, float32 itself may have flushed to zero what a bound speaks of: a smaller bound gets the noise of this one.
+SMALLEST_BOUND = 2.0**-106
+
+
+def std_of(release: Release, multiplier: Any) -> Scalar:
+    """Of a release's noise. NaN where it is not finite: nothing usable may come out."""
+    std = multiplier * jnp.maximum(release.bound, SMALLEST_BOUND)
+    return jnp.where(multiplier == 0, 0.0, jnp.where(jnp.isfinite(std), std, jnp.nan))
+
+
 def privatise(release: Release, multiplier: Any, randomness: Randomness, step: Any = 0) -> Vector:
     """The one place where Gaussian noise is drawn: std = multiplier * bound.
 
     Formal guarantee: a release whose value moves by at most `bound` when one record is replaced is
-    (1/multiplier)-Gaussian-DP, given everything released before it.
+    (1/multiplier)-Gaussian-DP, given everything released before it; also in floating point, where noise is real.
     """
     if multiplier is None:
         return release.value
-    draw = randomness.normal(f"noise/{release.stream}", release.value.shape, step)
-    # A zero multiplier or bound adds exactly nothing, also when the other factor is infinite.
-    silent = (multiplier == 0) | (release.bound == 0)
-    return release.value + jnp.where(silent, 0.0, multiplier * release.bound) * draw
+    return randomness.noised(f"noise/{release.stream}", release.exact, std_of(release, multiplier), step)
+
+
+class Noised(eqx.Module):
+    """A vector that is private already, nearly all of whose numbers are multiples of `step` (0: no grid is known)."""
+
+    value: Vector
+    step: Scalar
 
 
 class Packed(NamedTuple):

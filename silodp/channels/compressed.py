@@ -114,7 +114,7 @@ class Compressed(Untrusted):
 
     def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
         stream = answer.stream if isinstance(answer, Release | RecordMean) else "public"
-        private, _ = super().send(answer, silo, ())
+        private = super().send(answer, silo, ())[0].value
         kept = memory.get(stream, jnp.zeros_like(private))
         vector = private + kept if self.feedback else private - kept
         # One fresh seed from the silo's own coins: its bytes and its shift come from the same random choices.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -15,8 +16,16 @@ from jaxtyping import Array, Float, PyTree
 
 from silodp.channels.channel import Channel, Multipliers, Packed, evaluated, normalised, privatise
 from silodp.core import Account, Answer, Public, Release, Silo, Vector
+from silodp.doubles import Double, exact
 from silodp.facts import Declared
 from silodp.randomness import Randomness
+
+
+def weighted(messages: Release, weights: Float[Array, " m"]) -> Double:
+    """The weighted sum of the silos' means: exactly, if they came exactly."""
+    if messages.rest is None:
+        return Double.of(weights @ messages.value)
+    return (messages.exact * weights[:, None]).halved()
 
 
 class Trusted(Channel):
@@ -59,7 +68,11 @@ class Trusted(Channel):
         return moved / moved.max()
 
     def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
-        return (answer if isinstance(answer, Public) else evaluated(answer)), memory
+        if isinstance(answer, Public):
+            return answer, memory
+        release = evaluated(answer)
+        # A simulation rounds the silos' means to float32 before it averages them; between machines nothing is lost.
+        return (release if silo.alone else replace(release, rest=None)), memory
 
     def receive(
         self,
@@ -70,32 +83,34 @@ class Trusted(Channel):
         memory: PyTree,
     ) -> tuple[Vector, Account, PyTree]:
         weights = normalised(weights)
-        mean = weights @ messages.value
         if isinstance(messages, Public):
-            return mean, accounts, memory
+            return weights @ messages.value, accounts, memory
+        mean = weighted(messages, weights)
         moves = weights * messages.bound
-        release = Release(mean, jnp.max(moves), messages.stream)
+        release = Release(mean.high, jnp.max(moves), messages.stream, rest=mean.low)
         if not self.multipliers:
-            return mean, accounts.spend(messages.stream, jnp.zeros_like(weights)), memory
+            return mean.high, accounts.spend(messages.stream, jnp.zeros_like(weights)), memory
         multiplier = self.multipliers[messages.stream][0]
         # A silo whose record moves the average less than the worst one's is hidden by as much more noise.
         own = multiplier * jnp.where(moves > 0, release.bound / jnp.where(moves > 0, moves, 1.0), 1.0)
         return privatise(release, multiplier, randomness), accounts.spend(messages.stream, own), memory
 
     def message_bits(self, message: PyTree) -> int:
-        return 32 * (message.value.size + (0 if isinstance(message, Public) else 1))
+        return 32 * message.value.size if isinstance(message, Public) else 64 * message.value.size + 32
 
     def pack(self, message: PyTree) -> Packed:
         if isinstance(message, Public):
             return Packed({"stream": None}, {"value": np.asarray(message.value)})
-        arrays = {"value": np.asarray(message.value), "bound": np.asarray(message.bound)}
+        arrays = {"value": exact(message.exact), "bound": np.asarray(message.bound)}
         return Packed({"stream": message.stream}, arrays)
 
     def unpack(self, packed: Packed) -> PyTree:
-        value = jnp.asarray(packed.arrays["value"])
+        value = packed.arrays["value"]
         if packed.facts["stream"] is None:
-            return Public(value)
-        return Release(value, jnp.asarray(packed.arrays["bound"]), packed.facts["stream"])
+            return Public(jnp.asarray(value))
+        high = value.astype(np.float32)
+        low = jnp.asarray(value - high, jnp.float32)
+        return Release(jnp.asarray(high), jnp.asarray(packed.arrays["bound"]), packed.facts["stream"], rest=low)
 
     def seen(
         self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]

@@ -10,7 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from silodp.channels.channel import Asked, Channel, Form, Packed, Wishes, evaluated, normalised, refuse_randomizer
+from silodp.channels.channel import (
+    Asked,
+    Channel,
+    Form,
+    Noised,
+    Packed,
+    Wishes,
+    evaluated,
+    normalised,
+    refuse_randomizer,
+    std_of,
+)
 from silodp.core import Account, Answer, Public, Silo, Vector
 from silodp.errors import ConfigError
 from silodp.randomness import Randomness
@@ -49,8 +60,13 @@ class Untrusted(Channel):
 
     def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
         if isinstance(answer, Public):
-            return answer.value, memory
-        return self.privatise_local(evaluated(answer), silo), memory
+            return Noised(answer.value, jnp.float32(0)), memory
+        release = evaluated(answer)
+        value = self.privatise_local(release, silo)
+        multiplier = self.multiplier(release.stream, silo)
+        if multiplier is None:
+            return Noised(value, jnp.float32(0)), memory
+        return Noised(value, silo.randomness.step_of(value, std_of(release, multiplier))), memory
 
     def receive(
         self,
@@ -60,16 +76,25 @@ class Untrusted(Channel):
         randomness: Randomness,
         memory: PyTree,
     ) -> tuple[Vector, Account, PyTree]:
-        return normalised(weights) @ messages, accounts, memory
+        return normalised(weights) @ messages.value, accounts, memory
 
     def message_bits(self, message: PyTree) -> int:
-        return 32 * message.size
+        return 32 * message.value.size
 
     def pack(self, message: PyTree) -> Packed:
-        return Packed({}, {"value": np.asarray(message)})
+        """Noised numbers as integers: how many steps of the grid."""
+        value, step = np.asarray(message.value), float(message.step)
+        if not step or not np.isfinite(value).all():  # what diverged is nobody's secret: it is private already
+            return Packed({"step": 0.0}, {"value": value})
+        steps = np.rint(value.astype(np.float64) / step)
+        return Packed({"step": step}, {"value": steps.astype(np.int32 if abs(steps).max() < 2**31 else np.int64)})
 
     def unpack(self, packed: Packed) -> PyTree:
-        return jnp.asarray(packed.arrays["value"])
+        step, array = float(packed.facts["step"]), packed.arrays["value"]
+        if not 0 <= step < np.inf:
+            raise ValueError(f"step = {step}: must be a number of at least 0")
+        value = array.astype(np.float64) * step if step else array
+        return Noised(jnp.asarray(value, jnp.float32), jnp.float32(step))
 
     @classmethod
     def audited(cls, entry: Asked, example: Mapping[str, Any]) -> list[Form]:

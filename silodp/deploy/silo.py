@@ -111,8 +111,11 @@ class SiloServer:
         self.end.check(round)
         if round != self.round:
             self.batch_seed = fresh_seed()
-        outcome = compiled(tuple(public), jnp.int32(round), self.memory, self.account, self.wire, self.batch_seed)
-        message, memory, account, wire = outcome
+        given = tuple(public), jnp.int32(round), self.memory, self.account, self.wire, self.batch_seed
+        try:
+            message, memory, account, wire = jax.block_until_ready(compiled(*given))
+        except jax.errors.JaxRuntimeError:  # its text may quote numbers: not passed on
+            raise Refused(f"query {name!r} of round {round}: no noise could be drawn; nothing was sent") from None
         self._check_budget(account)
         released = self._check_together(account, round)
         work = {"gradients": float(account.gradients - self.account.gradients)}
@@ -159,6 +162,8 @@ class SiloServer:
         if [point.shape for point in public] != shapes:
             got = [point.shape for point in public]
             raise Refused(f"query {name!r}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
+        if not all(bool(jnp.all(jnp.isfinite(point))) for point in public):
+            raise Refused(f"query {name!r}: a public argument is not finite; the run has diverged, or was meant to")
 
     def _check_fresh(self, name: str, round: int) -> None:
         if not 0 <= round < self.plan.facts.rounds:

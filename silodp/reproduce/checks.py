@@ -7,8 +7,9 @@ A mistake in the last line of a figure would otherwise wait for hours until its 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +22,6 @@ from silodp.errors import ConfigError
 from silodp.models import ACTIVATIONS
 from silodp.plan.plan import channel_of, check_wishes, claim_of
 from silodp.reproduce.experiment import Experiment, HistoryColumn, Unit
-from silodp.reproduce.units import grid
 from silodp.run.sweep import SWEPT
 
 WITH_TEST_RECORDS = ("mnist", "a9a", "blogfeedback", "cifar10")  # datasets that come in two parts
@@ -39,12 +39,21 @@ def check(experiment: Experiment) -> None:
 
 
 def check_level(unit: Unit, level: int, built: set[Any]) -> None:
-    settings = grid(unit)
+    settings = representative(unit.line.search)
     with named(unit, level, settings[0]):  # settings share the data and the model
         check_shared(unit, unit.config(level, settings[0]))
     for values in settings:
         with named(unit, level, values):
             check_algorithm(unit.config(level, values), built)
+
+
+def representative(search: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Settings that hold every value of the grid and every combination of its names; numbers do not act together."""
+    first = {key: values[0] for key, values in search.items()}
+    number = lambda values: all(type(value) in (int, float) for value in values)
+    names = {key: values[:1] if number(values) else values for key, values in search.items()}
+    together = [dict(zip(names, values, strict=True)) for values in product(*names.values())]
+    return together + [first | {key: value} for key, values in search.items() for value in values[1:]]
 
 
 @contextmanager
