@@ -90,7 +90,7 @@ def test_forgotten_factor_two_of_replacement_is_caught(monkeypatch, name, trust)
 def test_clipping_the_mean_is_caught(monkeypatch):
     def release(self):
         total = self.vectors.clipped_sum(self.batch.records, self.batch.weights, None)
-        mean = total / self.batch.divisor
+        mean = total.high / self.batch.divisor
         clipped = mean * jnp.minimum(1.0, self.clip / jnp.linalg.norm(mean))
         return Release(clipped, 2 * self.clip / self.batch.divisor, self.stream)
 

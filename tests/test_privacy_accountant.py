@@ -23,7 +23,6 @@ from silodp.privacy.kinds import (
     Sampling,
     Spent,
     TwoLevel,
-    two_level,
 )  # fmt: skip
 from silodp.privacy.mixture import mirrored
 from silodp.privacy.selection import Trials, selection_epsilon
@@ -159,7 +158,7 @@ LOW, HIGH = CLIP / RECORDS, 2 * CLIP / BATCH - CLIP / RECORDS  # two-level: not 
 MONTE_CARLO = {
     "full": (Full(), 2.0, (1.0,), (CLIP / BATCH,), 2 * CLIP / BATCH, 2.0),
     "poisson": (Poisson(0.2), 0.6, (0.8, 0.2), (0.0, CLIP / BATCH), 2 * CLIP / BATCH, 1.5),
-    "two_level": (two_level(CLIP, BATCH, RECORDS)[1], 0.6, (0.8, 0.2), (LOW, HIGH), 2 * HIGH, 2.0),
+    "two_level": (TwoLevel(BATCH, RECORDS, LOW / HIGH), 0.6, (0.8, 0.2), (LOW, HIGH), 2 * HIGH, 2.0),
 }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from silodp import sampling
 from silodp.algorithms.differences import bvr_local
 from silodp.algorithms.entry import Case
 from silodp.algorithms.papers import lowy_batch, with_replacement_epsilon
@@ -13,7 +14,7 @@ from silodp.plan.account import account, paper_row
 from silodp.privacy import accountant
 from silodp.privacy.accountant import calibrate, calibrate_gdp, epsilon, optimal_share
 from silodp.privacy.gaussian import epsilon_of, mu_of
-from silodp.privacy.kinds import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, two_level
+from silodp.privacy.kinds import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent
 from silodp.privacy.mixture import mirrored
 
 within = lambda value: pytest.approx(value, rel=0.005)
@@ -171,7 +172,7 @@ def test_e31_mu2_in_epsilon(rho, true):
 def test_soteria_variance_reduction_uses_both_levels():
     options = {"batch": 54, "records": 3256}
     told = paper("soteria-svrg", 10, 1e-3, 150, snapshot_probability=0.3, **options)
-    bound, _ = two_level(1.0, 54, 3256)
+    bound = sampling.TwoLevel(54).bound_over_clip(3256)
     std = math.sqrt(48 * 2 * 150 * math.log(1e3)) / (3256 * 10)
     assert multipliers(told)["value"] * bound == pytest.approx(std)
     assert multipliers(paper("soteria-saga", 10, 1e-3, 150, **options)) == multipliers(told)
