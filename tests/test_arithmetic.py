@@ -1,0 +1,191 @@
+"""The bound of a sum over records as float32 computes it: crafted neighbours, runs that do not see each other."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from silodp import gradients
+from silodp.doubles import Double, exact, two_product
+from silodp.gradients import Regularised, dense, embed
+from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, in_runs, sum_in_blocks, weighted_rows, whole_runs
+from silodp.gradients.structured import CANCELLED, PENALISED_RUN
+
+ENGINES = ("general", "structured")
+CLIP = 1.001  # above the norm of every crafted record: clipping leaves their bits as they are
+
+
+def linear(weight, record):
+    """A loss whose gradient is the record."""
+    return dense(weight, None, record)[0]
+
+
+def crafted(n: int, shift: int, start: int = 13) -> tuple[np.ndarray, np.ndarray]:
+    """Two columns of numbers that differ in number `shift`, and whose float32 sums, one after the other, grow apart.
+
+    Ones until one sum has crossed a power of two (2^start or later) and the other has not; then numbers just above half
+    a step of the upper sum, which it rounds up to a whole step; when the lower sum has crossed as well, ones again.
+    """
+    one, other = np.ones(n), np.ones(n)
+    other[shift] = -1.0
+    high = low = np.float32(0)
+    for i in range(n):
+        power = 2.0 ** np.floor(np.log2(max(high, 1.0)))
+        if i > shift and power >= 2.0**start and low < power:
+            one[i] = other[i] = power * UNIT * (1 + 2.0**-20)
+        high, low = high + np.float32(one[i]), low + np.float32(other[i])
+    return one, other
+
+
+def neighbours(n: int, d: int, shift: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The crafted numbers along one direction of d coordinates."""
+    one, other = crafted(n, shift)
+    direction = np.zeros(d)
+    direction[0] = 1.0
+    return np.float32(one[:, None] * direction), np.float32(other[:, None] * direction)
+
+
+def one_after_the_other(records: np.ndarray) -> np.ndarray:
+    return np.cumsum(records, axis=0, dtype=np.float32)[-1].astype(np.float64)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def summed(request):
+    run = jax.jit(
+        lambda records, n: gradients.clipped_sum(
+            linear, [jnp.zeros((1, records.shape[1]))], [1.0], records, (jnp.arange(len(records)) < n) * 1.0, CLIP,
+            engine=request.param,
+        )
+    )  # fmt: skip
+    return lambda records: exact(run(records, len(records))).ravel()
+
+
+@pytest.mark.parametrize(("n", "d"), [(3_000, 2), (25_000, 32), (50_000, 2), (200_000, 2)])
+def test_crafted_neighbours_do_not_move_a_sum_beyond_its_bound(summed, n, d):
+    bound = 2 * CLIP * (1 + SLACK)
+    for shift in (0, RUN - 1, 7 * RUN + 3):
+        one, other = neighbours(n, d, shift)
+        assert (one != other).any(axis=1).sum() == 1  # they are neighbours
+        assert np.linalg.norm(summed(one) - summed(other)) <= bound
+    if n >= 25_000:  # and the craft is worth something
+        assert np.linalg.norm(one_after_the_other(one) - one_after_the_other(other)) > 1.5 * bound
+
+
+def test_a_run_at_its_worst_stays_within_the_bound(summed):
+    """Within one run: the sums lie on both sides of a power of two while all others are added."""
+    ones = np.ones((RUN, 2), np.float32) * np.float32([1, 0])
+    for crossed in (4, 16, 64, 128):
+        small = np.float32(crossed * UNIT * (1 + 2.0**-20))
+        one = np.where(np.arange(RUN)[:, None] < crossed, ones, small * ones)
+        other = one.copy()
+        other[0] = -one[0]
+        assert np.linalg.norm(summed(one) - summed(other)) <= 2 * CLIP * (1 + SLACK)
+
+
+def test_what_is_proven_fits_the_slack():
+    """docs/privacy.md: roundings of a run, of up to three terms of a difference, of a penalty, of the outer sums."""
+    of_run = lambda run, size, terms: run * (run + 8) * UNIT * size * np.sqrt(terms)
+    outer = 4 * UNIT**2 * (MOST_RECORDS / RUN) * MOST_RECORDS / 2
+    assert of_run(RUN, 1, 3) / (1 - RUN * UNIT) + outer <= SLACK * 0.98
+    assert of_run(PENALISED_RUN, 1 / CANCELLED, 2) + outer <= SLACK * 0.98
+    assert of_run(8, 1, 1) * 2 * 64 <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_replaced_record_changes_no_other_run(engine):
+    n, d = 5 * RUN, 7
+    rng = np.random.default_rng(3)
+    records = np.float32(rng.normal(size=(n, d)))
+    replaced = records.copy()
+    replaced[RUN + 5] = np.float32([np.nan, *np.full(d - 1, 1e30)])  # the worst kind
+
+    def sums(rows):
+        parts = [rows[i : i + RUN] for i in range(0, n, RUN)]
+        without = lambda i: jnp.where(np.arange(n) // RUN == i, 1.0, 0.0)
+        run = jax.jit(lambda r, w: gradients.clipped_sum(linear, [jnp.zeros((1, d))], [1.0], r, w, 1.0, engine=engine))
+        return [exact(run(rows, without(i))) for i in range(len(parts))]
+
+    for i, (one, other) in enumerate(zip(sums(records), sums(replaced), strict=True)):
+        assert np.array_equal(one, other) == (i != 1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sum_is_that_of_its_runs_to_twice_the_digits(engine):
+    n, d = 3 * RUN + 17, 5
+    records = np.float32(np.random.default_rng(0).normal(size=(n, d)) * 1e3)
+    whole = lambda r, w: gradients.clipped_sum(linear, [jnp.zeros((1, d))], [1.0], r, w, 0.3, engine=engine)
+    got = exact(jax.jit(whole)(records, jnp.ones(n))).ravel()
+    scaled = records.astype(np.float64)
+    want = (scaled * np.minimum(1, 0.3 / np.linalg.norm(scaled, axis=1))[:, None]).sum(0)
+    assert np.abs(got - want).max() < 3e-6 * n * 0.3
+
+
+def test_runs_are_cut_by_position():
+    assert [whole_runs(n) for n in (1, RUN, RUN + 1, 1000, 50_000)] == [1, RUN, RUN + 2, 1000, 50_176]
+    for n in range(1, 5 * RUN, 37):
+        assert whole_runs(whole_runs(n)) == whole_runs(n)
+        assert in_runs(jnp.ones(n), 0).shape[1] <= RUN
+        assert float(in_runs(jnp.ones(n), 0).sum()) == n
+
+
+def test_blocks_of_one_record_are_rounded_before_they_are_added():
+    """A product that a compiler contracts into the addition is not the number that the run has."""
+    rng = np.random.default_rng(1)
+    rows = np.float32(rng.normal(size=(500, 3)) * 10.0 ** rng.integers(-4, 4, (500, 1)))
+    weights = np.float32(rng.normal(size=500))
+    got = exact(jax.jit(lambda r, w: sum_in_blocks(lambda r, w: weighted_rows(w, r), r, w, 1))(rows, weights))
+    want = (rows * weights[:, None]).astype(np.float64).sum(0)
+    assert np.abs(got - want).max() < 1e-12 * np.abs(rows).sum()
+
+
+@pytest.mark.parametrize("factor", [3.0, 0.1, 77_777.0])
+def test_doubles_keep_twice_the_digits(factor):
+    parts = np.float32(np.random.default_rng(2).normal(size=(300, 40)) * 1e4)
+    factor = np.float32(factor)
+    total = jax.jit(Double.sum_of)(parts)
+    want = parts.astype(np.float64).sum(0)
+    assert np.abs(exact(total) - want).max() < 1e-13 * np.abs(parts).sum(0).max()
+    for found, wanted in [
+        (jax.jit(lambda d: d * factor)(total), exact(total) * float(factor)),
+        (jax.jit(lambda d: d / factor)(total), exact(total) / float(factor)),
+        (jax.jit(lambda d: d - Double.of(d.high))(total), np.asarray(total.low, np.float64)),
+    ]:
+        np.testing.assert_allclose(exact(found), wanted, rtol=1e-13)
+    high, low = jax.jit(two_product)(parts, factor)
+    np.testing.assert_allclose(exact(Double(high, low)), parts.astype(np.float64) * float(factor), rtol=1e-14)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_gradient_that_a_penalty_nearly_cancels_moves_the_sum_no_further(engine):
+    """Gradient and penalty are summed apart: a small sum of two large vectors must not bring their rounding along."""
+    d, n, clip = 4, RUN, 1e-3
+    strength = 300.0
+    loss = Regularised(linear, lambda w: strength * jnp.sum(w**2) / 2)
+    point = jnp.ones((1, d))
+    rng = np.random.default_rng(5)
+    opposite = np.float32(-strength * (1 + 1e-6 * rng.normal(size=(n, d))))
+    replaced = opposite.copy()
+    replaced[0] *= -1
+    run = jax.jit(lambda r: gradients.clipped_sum(loss, [point], [1.0], r, jnp.ones(n), clip, engine=engine))
+    assert np.linalg.norm(exact(run(opposite)) - exact(run(replaced))) <= 2 * clip * (1 + SLACK)
+    alone = jax.jit(lambda r: gradients.clipped_sum(loss, [point], [1.0], r, jnp.ones(1), clip, engine=engine))
+    worst = max(np.linalg.norm(exact(alone(row[None]))) for row in opposite[:20])
+    assert worst <= clip * (1 + 1e-6)
+
+
+def test_tokens_that_cancel_within_a_record_are_not_rounded_against_others():
+    """Two positions of one row with opposite cotangents: only their sum may meet other records."""
+    big = 1e6
+    loss = lambda table, record: jnp.sum(embed(table, record[0])[:, 0] * record[1])
+    n = RUN
+    index = jnp.zeros((n, 2), jnp.int32)
+    values = np.tile(np.float32([big, -big]), (n, 1))
+    values[:, 0] += np.float32(0.5)
+    other = values.copy()
+    other[0, 0] -= 1
+    run = lambda v: exact(
+        gradients.clipped_sum(loss, [jnp.zeros((2, 1))], [1.0], (index, v), jnp.ones(n), 0.6, engine="structured")
+    )
+    assert np.linalg.norm(run(values) - run(other)) <= 2 * 0.6 * (1 + SLACK)
