@@ -180,7 +180,7 @@ def test_a_gradient_that_a_penalty_nearly_cancels_moves_the_sum_no_further(engin
 def test_tokens_that_cancel_within_a_record_are_not_rounded_against_others():
     """Two positions of one row with opposite cotangents: only their sum may meet other records."""
     loss = lambda table, record: jnp.sum(embed(table, record[0])[:, 0] * record[1])
-    index, clip = jnp.zeros((3, 2), jnp.int32).at[0, 1].set(1), 0.9
+    index, clip = jnp.zeros((3, 2), jnp.int32).at[0, 1].set(1), 0.97
 
     @jax.jit
     @jax.vmap
