@@ -141,6 +141,36 @@ def test_trusted_noise_with_absent_silos_is_nominal():
     np.testing.assert_allclose(Trusted().std_over_clip("value", NOMINAL, some), NOMINAL * heaviest)
 
 
+def trusted_account(bounds: Any, weights: Any = WEIGHTS, multiplier: float = 2.0) -> np.ndarray:
+    """The multipliers that a trusted server counts for the silos of one release."""
+    channel = Trusted(multipliers={"value": jnp.full(3, multiplier)})
+    bounds = jnp.asarray(bounds, jnp.float32)
+    messages = Release(jnp.zeros((len(bounds), D)), bounds, "value")
+    accounts, coins = Account.empty(["value"], (len(bounds),)), SeededRandomness(jax.random.key(0))
+    spent = channel.receive(messages, jnp.asarray(weights), accounts, coins, ())[1]
+    return np.asarray(spent.tallies["value"].multiplier)
+
+
+def test_a_trusted_server_counts_for_each_silo_what_its_records_are_hidden_by():
+    """Noise over the distance that one record of the silo moves the average: no more for a silo of little weight."""
+    bounds = 2 / np.array(SIZES)
+    moves = np.array(WEIGHTS) * bounds
+    np.testing.assert_allclose(trusted_account(bounds), 2.0 * moves.max() / moves, rtol=1e-6)
+    np.testing.assert_allclose(
+        trusted_account(bounds), Trusted().protecting("value", np.full(3, 2.0), declared()), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        trusted_account(bounds[:2], WEIGHTS[:2])[1], 2.0 * max(1, moves[0] / moves[1]), rtol=1e-6
+    )
+
+
+def test_a_release_that_moves_nothing_does_not_count_as_less_noise():
+    """Two equal points have a difference of bound 0: with silos of unequal size the run was refused for it."""
+    assert np.isinf(trusted_account([0.0, 0.0, 0.0])).all()
+    assert np.isinf(trusted_account([np.inf, np.inf, np.inf])).all()
+    assert (trusted_account([0.0, 1.0, np.inf], multiplier=0.0) == 0).all()
+
+
 @pytest.mark.parametrize("channel", PLAIN, ids=named)
 def test_local_noise_is_the_silos_own_under_every_trust(channel):
     np.testing.assert_array_equal(channel.joint("local", NOMINAL, declared()), NOMINAL)
