@@ -130,6 +130,14 @@ def test_an_algorithm_that_declares_too_little_is_caught(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+def test_an_account_keeps_every_release_and_the_least_noise():
+    account = Account.empty(["other", "value"])
+    for multiplier in (3.0, 1.0, 2.0):
+        account = account.spend("value", jnp.float32(multiplier))
+    assert (int(account.tallies["value"].count), float(account.tallies["value"].multiplier)) == (3, 1.0)
+    assert int(account.tallies["other"].count) == 0
+
+
 def test_an_undeclared_stream_is_an_error():
     with pytest.raises(ValueError, match="'secret' is released but releases"):
         Account.empty(["value"]).spend("secret", jnp.float32(1.0))

@@ -18,7 +18,7 @@ from silodp.channels.channel import ServerEnd, SiloEnd
 from silodp.channels.pvec import Part
 from silodp.channels.sealed import OVERHEAD, Terms
 from silodp.compressors import Identity, RandK
-from silodp.config import ModelConfig
+from silodp.config import ModelConfig, parse_config
 from silodp.core import Account, Public, Release, Silo, Site
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Declared, Facts, Stream
@@ -224,6 +224,19 @@ def test_few_coins_of_ones_own_leave_nothing():
     local = [Spent(Releases("local", 2, Gaussian()), 3.0)]
     left = Summed().left_if(local, 0, declared(), 1e-4)  # noise that nobody else has a part in
     assert left == dict.fromkeys(("other_silos_collude", "masks_are_broken"), accountant.epsilon(local, 1e-4))
+
+
+@pytest.mark.parametrize(("epsilon", "refused"), [(4.0, False), (400.0, True)])
+def test_the_far_tail_of_few_coins_is_not_forgotten(epsilon, refused):
+    """Coins are no worse than their Gaussian but for a mass far out, which grows with a loose target."""
+    config = case("dp-gd", "shuffled", randomizer="pvec").model_dump(exclude_unset=True)
+    config["privacy"] |= {"epsilon": epsilon, "delta": 1e-8}
+    plan = make_plan(parse_config(config), Facts(SIZES, ("a", "b", "c"), parameters=D))
+    if not refused:
+        assert plan.noised.protocols["value"].bits_per_record > 0  # type: ignore[attr-defined]
+        return
+    with pytest.raises(ConfigError, match="too large for pvec's few coins at delta 1e-08"):
+        _ = plan.noised
 
 
 # --- a run, and between machines ----------------------------------------------------------------------------
