@@ -55,6 +55,13 @@ def test_the_statement_follows_from_the_count(trust):
     assert groups[1]["epsilon"] > groups[0]["epsilon"] > tree["silos"][0]["epsilon"]
 
 
+def test_the_statement_names_the_dearest_silo():
+    plan = plan_of("dp-gd", "trusted")
+    tree = certificate(plan, settle(plan, counted(plan)), Context())
+    assert min(silo["epsilon"] for silo in tree["silos"]) < 0.7 * 4.0
+    assert "every silo is (4, 0.0001)-differentially private" in tree["statement"]
+
+
 def changed(stream, field, change):
     """Accounts that tell something else of one stream."""
     return lambda tallies: (

@@ -27,10 +27,10 @@ from silodp.deploy.coordinator import MessageFederation, SiloProcess, set_up, st
 from silodp.deploy.silo import SiloServer, reply, serve
 from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
 from silodp.errors import ConfigError, Refused
-from silodp.plan.certificate import settle
+from silodp.plan.certificate import SIMULATED, settle
 from silodp.plan.plan import Plan
 from silodp.randomness import SeededRandomness, SystemRandomness
-from silodp.run.runner import prepare, train
+from silodp.run.runner import context_of, prepare, train
 from silodp.sampling import FixedSize
 from tests.cases import case
 from tests.conftest import made_data
@@ -240,7 +240,9 @@ def test_a_header_tells_the_planned_size_of_a_batch_and_not_the_drawn_one(case_)
     assert set(told[0]) <= {"gradients", "stream", "parameters"}
 
 
-def test_a_header_of_a_sum_tells_the_planned_number_of_records(federated):
+def test_a_header_of_a_sum_tells_the_planned_number_of_records():
+    federated = Federated()
+    federated.agree()
     header, _ = ask(federated.silos[2], "value", 2, X0)
     assert header["facts"] == {"stream": "value", "records": 16.0, "gradients": 16.0}
 
@@ -265,6 +267,21 @@ def test_a_trusted_servers_noise_is_fresh_and_nobody_can_repeat_it():
     drawn = np.concatenate([one, other])
     assert len(np.unique(drawn)) == drawn.size
     assert (np.abs(one - other) > 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("run", "stamp"),
+    [
+        ({"mode": "messages"}, None),
+        ({"mode": "messages", "test_seed": True}, SIMULATED),
+        ({"mode": "simulation"}, SIMULATED),
+    ],
+)
+def test_a_run_with_a_known_seed_is_stamped(run, stamp):
+    """Only noise that nobody can repeat is certified without reserve."""
+    config = agreed()
+    changed = config.model_copy(update={"run": config.run.model_copy(update=run)})
+    assert context_of(prepare(changed, DATA)).stamp == stamp
 
 
 def test_the_server_draws_from_the_operating_system_unless_a_test_gives_a_seed():
