@@ -247,6 +247,19 @@ def test_a_header_of_a_sum_tells_the_planned_number_of_records():
     assert header["facts"] == {"stream": "value", "records": 16.0, "gradients": 16.0}
 
 
+def test_a_server_hears_what_each_silo_counted():
+    plan = prepare(agreed(), DATA).plan
+    silos = set_up_silos(agreed())
+    fed = MessageFederation(plan, silos, None)  # type: ignore[arg-type]
+    fed.start(jnp.asarray(X0))
+    fed.begin_round(0)
+    fed.mean(plan.algorithm.value, jnp.asarray(X0))  # type: ignore[attr-defined]
+    tallies = fed.final_accounts().tallies
+    np.testing.assert_array_equal(tallies["value"].count, [1, 1])
+    np.testing.assert_allclose(tallies["value"].multiplier, plan.multipliers["value"], rtol=1e-6)
+    np.testing.assert_array_equal(tallies["difference"].count, [0, 0])
+
+
 def trusted_means(rounds: int) -> np.ndarray:
     """What a trusted server publishes of the same silos asked at the same point."""
     config = agreed("trusted", name="dp-gd", rounds=rounds, clip_difference=None, restart=None)

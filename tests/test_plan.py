@@ -114,6 +114,12 @@ def test_local_noise_takes_what_shared_noise_leaves(name, trust):
     assert less.tolist() == ([True, False, True] if trust == "trusted" else [False, True, True])
 
 
+def test_running_sums_are_charged_in_every_round():
+    """mu2 uses a record once, but its sums keep it: the record of the first round is in all six releases."""
+    plan = planned("mu2", "untrusted")
+    assert plan.multipliers["value"] == pytest.approx([math.sqrt(6) / MU] * 3)
+
+
 def test_a_gdp_target_is_shared_in_the_same_way():
     config = case("ce-psgm", "trusted", batch_local=None).model_dump(exclude_unset=True)
     config["privacy"] = {"trust": "trusted", "gdp": 1.5}

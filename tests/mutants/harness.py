@@ -1,7 +1,7 @@
 """Apply one seeded bug at a time to a copy of the package, and see a named test fail.
 
-The working tree is never touched. A verdict is kept under .pytest_cache/mutants by the hash of the patch and of all
-sources, so that a stopped run goes on where it was and nothing is believed about other sources.
+The working tree is never touched. A verdict is kept under .pytest_cache/mutants by the hash of the patch, the package
+and the tests, so that a stopped run goes on where it was and nothing is believed about other sources.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from py_compile import PycInvalidationMode
@@ -24,6 +25,7 @@ from py_compile import PycInvalidationMode
 ROOT = Path(__file__).resolve().parents[2]
 VERDICTS = ROOT / ".pytest_cache" / "mutants"
 LONGEST = 300  # seconds
+LOCK = threading.Lock()  # one base, also for several threads
 FAILED, PASSED = 1, 0  # pytest's exit codes; others: it could not run
 
 
@@ -54,32 +56,30 @@ def patched(mutant: Mutant, source: str) -> str:
     return source.replace(mutant.old, mutant.new)
 
 
-def source_files() -> list[Path]:
-    """All that a verdict depends on: the package, the tests (these here left out) and their settings."""
-    own = Path(__file__).parent
-    found = [*(ROOT / "silodp").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "pyproject.toml"]
-    return sorted(file for file in found if own not in file.parents and file.name != "test_mutants.py")
-
-
 @cache
-def sources_hash() -> str:
+def shared_hash() -> str:
+    """Of what all verdicts depend on: the package, and what tests have in common."""
+    helpers = [file for file in (ROOT / "tests").glob("*.py") if not file.name.startswith("test_")]
+    return hash_of([*(ROOT / "silodp").rglob("*.py"), *helpers, ROOT / "pyproject.toml"])
+
+
+def hash_of(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for file in source_files():
+    for file in sorted(files):
         digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def verdict_file(what: object) -> Path:
-    return VERDICTS / f"{hashlib.sha256(repr((what, sources_hash())).encode()).hexdigest()[:24]}.json"
+def verdict_file(tests: Sequence[str], patch: object) -> Path:
+    own = hash_of(list({ROOT / test.partition("::")[0] for test in tests}))
+    return VERDICTS / f"{hashlib.sha256(repr((tests, patch, own, shared_hash())).encode()).hexdigest()[:24]}.json"
 
 
-def known(what: object) -> Verdict | None:
-    file = verdict_file(what)
+def known(file: Path) -> Verdict | None:
     return Verdict(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
-def keep(what: object, verdict: Verdict) -> Verdict:
-    file = verdict_file(what)
+def keep(file: Path, verdict: Verdict) -> Verdict:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps({"caught": verdict.caught, "words": verdict.words}), encoding="utf-8")
@@ -105,7 +105,9 @@ def base() -> tempfile.TemporaryDirectory[str]:
 def copied() -> Iterator[Path]:
     """A copy in a folder of its own, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="silodp-mutant-") as name:
-        yield shutil.copytree(base().name, Path(name) / "copy")
+        with LOCK:
+            original = base().name
+        yield shutil.copytree(original, Path(name) / "copy")
 
 
 def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -126,12 +128,13 @@ def last_lines(done: subprocess.CompletedProcess[str], start: str) -> str:
 def tried(mutant: Mutant) -> Verdict:
     """The verdict on one seeded bug, from the disk where it is known."""
     patched(mutant, (ROOT / mutant.file).read_text(encoding="utf-8"))  # a patch that does not fit is never known
-    before = known(astuple(mutant))
+    file = verdict_file(mutant.test.split(), (mutant.file, mutant.old, mutant.new))
+    before = known(file)
     if before is not None:
         return before
     with copied() as folder:
-        file = folder / mutant.file
-        file.write_text(patched(mutant, file.read_text(encoding="utf-8")), encoding="utf-8")
+        source = folder / mutant.file
+        source.write_text(patched(mutant, source.read_text(encoding="utf-8")), encoding="utf-8")
         try:
             done = run_tests(folder, mutant.test.split())
         except subprocess.TimeoutExpired:
@@ -139,13 +142,14 @@ def tried(mutant: Mutant) -> Verdict:
     if done.returncode not in (FAILED, PASSED):
         return Verdict(False, f"could not run: {last_lines(done, 'ERROR')}")
     words = last_lines(done, "FAILED") if done.returncode == FAILED else f"survived {mutant.test}"
-    return keep(astuple(mutant), Verdict(done.returncode == FAILED, words))
+    return keep(file, Verdict(done.returncode == FAILED, words))
 
 
 def honest(mutants: Sequence[Mutant]) -> Verdict:
     """Whether the named tests pass without any bug, and on the copy: otherwise their failing says nothing."""
     tests = sorted({test for mutant in mutants for test in mutant.test.split()})
-    before = known(tests)
+    file = verdict_file(tests, None)
+    before = known(file)
     if before is not None:
         return before
     with copied() as folder:
@@ -155,4 +159,4 @@ def honest(mutants: Sequence[Mutant]) -> Verdict:
             return Verdict(False, f"the copy is not what is tested: {told.stdout.decode()}")
         done = run_tests(folder, tests)
     verdict = Verdict(done.returncode == PASSED, last_lines(done, "FAILED") if done.returncode else "")
-    return keep(tests, verdict) if verdict.caught else verdict
+    return keep(file, verdict) if verdict.caught else verdict

@@ -11,7 +11,7 @@ MUTANTS = [
         "bound-halved", "silodp/core.py",
         "2 * self.clip / self.batch.divisor", "self.clip / self.batch.divisor",
         "forgets that a replaced record leaves as well as comes",
-        "tests/test_sensitivity.py::test_the_bound_is_reached",
+        "tests/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
     ),
     Mutant(
         "statistic-unclipped", "silodp/core.py",
@@ -113,7 +113,7 @@ MUTANTS = [
         'in all."""\n\n    def sampling(self, records: int) -> kinds.Sampling:\n        return kinds.Full()',
         'in all."""\n\n    def sampling(self, records: int) -> kinds.Sampling:\n        return kinds.Disjoint()',
         "a record stays in mu2's running sum for all later rounds",
-        "tests/test_account.py::test_mu2_takes_a_gdp_target",
+        "tests/test_plan.py::test_running_sums_are_charged_in_every_round",
     ),
     Mutant(
         "two-level-bound", "silodp/sampling.py",
@@ -663,6 +663,12 @@ MUTANTS = [
         "            party_key(jax.random.key(self.plan.config.run.seed), round, SERVER)\n        )",
         "whoever knows the public seed subtracts a trusted server's noise",
         "tests/test_deploy_messages.py::test_a_trusted_servers_noise_is_fresh_and_nobody_can_repeat_it",
+    ),
+    Mutant(
+        "silos-own-noise-not-heard", "silodp/deploy/coordinator.py",
+        'jnp.minimum(tally.multiplier, gather(f"multiplier/{stream}")),', "tally.multiplier,",
+        "the noise that a silo says it added is not compared with the plan",
+        "tests/test_deploy_messages.py::test_a_server_hears_what_each_silo_counted",
     ),
     Mutant(
         "silos-noise-from-the-public-seed", "silodp/deploy/silo.py",
