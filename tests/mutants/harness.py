@@ -57,21 +57,48 @@ def patched(mutant: Mutant, source: str) -> str:
 
 
 @cache
+def base() -> tempfile.TemporaryDirectory[str]:
+    """Package and tests as they are when a process begins. Byte code is checked by content, not by time: a patch of
+    equal length within a second would otherwise go unnoticed."""
+    folder = tempfile.TemporaryDirectory(prefix="silodp-base-")
+    for part in ("silodp", "tests"):
+        target = Path(folder.name) / part
+        shutil.copytree(ROOT / part, target, ignore=shutil.ignore_patterns("__pycache__", "mutants"))
+    shutil.copy(ROOT / "pyproject.toml", folder.name)
+    code = Path(folder.name) / "silodp"
+    compileall.compile_dir(code, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+    return folder
+
+
+def original() -> Path:
+    with LOCK:
+        return Path(base().name)
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy in a folder of its own, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="silodp-mutant-") as name:
+        yield shutil.copytree(original(), Path(name) / "copy")
+
+
+@cache
 def shared_hash() -> str:
     """Of what all verdicts depend on: the package, and what tests have in common."""
-    helpers = [file for file in (ROOT / "tests").glob("*.py") if not file.name.startswith("test_")]
-    return hash_of([*(ROOT / "silodp").rglob("*.py"), *helpers, ROOT / "pyproject.toml"])
+    folder = original()
+    helpers = [file for file in (folder / "tests").glob("*.py") if not file.name.startswith("test_")]
+    return hash_of([*(folder / "silodp").rglob("*.py"), *helpers, folder / "pyproject.toml"])
 
 
 def hash_of(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+        digest.update(str(file.relative_to(original())).encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 def verdict_file(tests: Sequence[str], patch: object) -> Path:
-    own = hash_of(list({ROOT / test.partition("::")[0] for test in tests}))
+    own = hash_of(list({original() / test.partition("::")[0] for test in tests}))
     return VERDICTS / f"{hashlib.sha256(repr((tests, patch, own, shared_hash())).encode()).hexdigest()[:24]}.json"
 
 
@@ -85,29 +112,6 @@ def keep(file: Path, verdict: Verdict) -> Verdict:
     partial.write_text(json.dumps({"caught": verdict.caught, "words": verdict.words}), encoding="utf-8")
     os.replace(partial, file)
     return verdict
-
-
-@cache
-def base() -> tempfile.TemporaryDirectory[str]:
-    """Package and tests as they are, for this process. Byte code is checked by content, not by time: a patch of equal
-    length within a second would otherwise go unnoticed."""
-    folder = tempfile.TemporaryDirectory(prefix="silodp-base-")
-    for part in ("silodp", "tests"):
-        target = Path(folder.name) / part
-        shutil.copytree(ROOT / part, target, ignore=shutil.ignore_patterns("__pycache__", "mutants"))
-    shutil.copy(ROOT / "pyproject.toml", folder.name)
-    code = Path(folder.name) / "silodp"
-    compileall.compile_dir(code, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
-    return folder
-
-
-@contextmanager
-def copied() -> Iterator[Path]:
-    """A copy in a folder of its own, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="silodp-mutant-") as name:
-        with LOCK:
-            original = base().name
-        yield shutil.copytree(original, Path(name) / "copy")
 
 
 def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -127,7 +131,7 @@ def last_lines(done: subprocess.CompletedProcess[str], start: str) -> str:
 
 def tried(mutant: Mutant) -> Verdict:
     """The verdict on one seeded bug, from the disk where it is known."""
-    patched(mutant, (ROOT / mutant.file).read_text(encoding="utf-8"))  # a patch that does not fit is never known
+    patched(mutant, (original() / mutant.file).read_text(encoding="utf-8"))  # a patch that does not fit is never known
     file = verdict_file(mutant.test.split(), (mutant.file, mutant.old, mutant.new))
     before = known(file)
     if before is not None:
