@@ -110,6 +110,14 @@ def test_a_budget_stops_the_run_before_it_is_exceeded():
         account(config("dp-gd", TEN, privacy | {"budget": 0.001}))
 
 
+def test_a_budget_holds_for_every_silo():
+    """Under a trusted server the records of large silos are better hidden: the smallest silo ends the run."""
+    privacy = {"trust": "trusted", "multipliers": {"value": 10.0}, "budget": 2.0}
+    told = account(config("dp-gd", {"sizes": [4000, 400, 1000]}, privacy))
+    epsilons = [row["epsilon"] for row in told["silos"]]
+    assert 1.9 < max(epsilons) <= 2.0 and min(epsilons) < 0.5
+
+
 @pytest.mark.parametrize(
     ("privacy", "named"),
     [

@@ -229,3 +229,11 @@ def test_measurements_cut_into_pieces_count_every_record_once(monkeypatch, chunk
     value, gradient = measure.value_and_gradient(objective, silos, x)
     np.testing.assert_allclose(value, direct(x), rtol=1e-5)
     np.testing.assert_allclose(gradient, jax.grad(direct)(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["diff2-bvr-l-sgd", "ce-psgm"])
+def test_local_steps_are_declared_one_by_one(name):
+    """The silo whose turn it is releases a difference before each of its steps but the first."""
+    algorithm = prepare(case(name, "untrusted", local_steps=4), made_data()).plan.algorithm
+    counts = [{s.name: s.count for s in algorithm.releases(silo, (40, 25, 31), range(7))}["local"] for silo in range(3)]
+    assert counts == [3 * 3, 2 * 3, 2 * 3]  # of rounds 0 to 6

@@ -55,25 +55,67 @@ def test_the_statement_follows_from_the_count(trust):
     assert groups[1]["epsilon"] > groups[0]["epsilon"] > tree["silos"][0]["epsilon"]
 
 
-def more(tallies):
-    return tallies | {"value": eqx.tree_at(lambda t: t.count, tallies["value"], tallies["value"].count + 1)}
+def test_the_statement_names_the_dearest_silo():
+    plan = plan_of("dp-gd", "trusted")
+    tree = certificate(plan, settle(plan, counted(plan)), Context())
+    assert min(silo["epsilon"] for silo in tree["silos"]) < 0.7 * 4.0
+    assert "every silo is (4, 0.0001)-differentially private" in tree["statement"]
 
 
-def fewer(tallies):
-    return tallies | {"value": eqx.tree_at(lambda t: t.count, tallies["value"], tallies["value"].count - 1)}
+def changed(stream, field, change):
+    """Accounts that tell something else of one stream."""
+    return lambda tallies: (
+        tallies | {stream: eqx.tree_at(lambda t: getattr(t, field), tallies[stream], replace_fn=change)}
+    )
 
 
-def weaker(tallies):
-    return tallies | {
-        "value": eqx.tree_at(lambda t: t.multiplier, tallies["value"], tallies["value"].multiplier * 0.99)
-    }
+more = changed("value", "count", lambda count: count + 1)
+fewer = changed("value", "count", lambda count: count - 1)
+DIFFERENT = {
+    "more releases": more,
+    "fewer releases": fewer,
+    "less noise": changed("value", "multiplier", lambda multiplier: multiplier * 0.99),
+    "more noise": changed("value", "multiplier", lambda multiplier: multiplier * 1.01),
+    "no number": changed("value", "multiplier", lambda multiplier: multiplier * jnp.nan),
+}
 
 
-@pytest.mark.parametrize("change", [more, fewer, weaker])
-def test_a_run_that_differs_from_its_plan_gets_no_certificate(change):
-    plan = plan_of()
+@pytest.mark.parametrize("change", DIFFERENT)
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_a_run_that_differs_from_its_plan_gets_no_certificate(change, trust):
+    plan = plan_of(trust=trust)
     with pytest.raises(AccountingError, match="silo 0, stream 'value'"):
-        settle(plan, counted(plan, change))
+        settle(plan, counted(plan, DIFFERENT[change]))
+
+
+def test_an_inflated_tally_says_that_it_is_too_large():
+    plan = plan_of()
+    with pytest.raises(AccountingError, match=r"noise multiplier 6\.06\d*, more than the plan's"):
+        settle(plan, counted(plan, changed("value", "multiplier", lambda m: 4 * m)))
+
+
+def test_with_absent_silos_the_noise_may_be_as_large_as_with_all_and_no_larger():
+    """A trusted server's noise is scaled to the worst record present: the plan knows both ends, and certifies one."""
+    plan = plan_of("dp-gd", "trusted", participation=2)
+    least, most = plan.protection("value")
+    assert most[1] == pytest.approx(least[1]) and most[0] == pytest.approx(least[0] * 40 / 25)
+    certified = lambda told: settle(plan, counted(plan, changed("value", "multiplier", lambda _: jnp.array(told))))
+    assert certified(least) == certified(most) == [plan.spent(i) for i in range(3)]
+    for told in (most * 1.001, least * 0.999):
+        with pytest.raises(AccountingError, match="silo 0"):
+            certified(told)
+
+
+def test_releases_that_moved_nothing_are_certified_as_planned():
+    plan = plan_of()
+    still = changed("difference", "multiplier", lambda m: m + jnp.inf)
+    assert settle(plan, counted(plan, still)) == settle(plan, counted(plan))
+
+
+def test_fewer_than_no_releases_are_refused():
+    plan = plan_of(participation=2)
+    with pytest.raises(AccountingError, match="-2 releases were counted"):
+        settle(plan, counted(plan, changed("value", "count", lambda count: -count)))
 
 
 def test_with_partial_participation_a_silo_may_be_asked_less_often():
@@ -93,6 +135,14 @@ def test_an_algorithm_that_declares_too_little_is_caught(tmp_path, monkeypatch):
     with pytest.raises(AccountingError, match="6 releases were counted, the plan has 5"):
         run(case("dp-gd", "untrusted"), data=DATA, out=tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_an_account_keeps_every_release_and_the_least_noise():
+    account = Account.empty(["other", "value"])
+    for multiplier in (3.0, 1.0, 2.0):
+        account = account.spend("value", jnp.float32(multiplier))
+    assert (int(account.tallies["value"].count), float(account.tallies["value"].multiplier)) == (3, 1.0)
+    assert int(account.tallies["other"].count) == 0
 
 
 def test_an_undeclared_stream_is_an_error():

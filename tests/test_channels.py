@@ -18,7 +18,7 @@ from silodp.channels.channel import ServerEnd, SiloEnd
 from silodp.channels.pvec import Part
 from silodp.channels.sealed import OVERHEAD, Terms
 from silodp.compressors import Identity, RandK
-from silodp.config import ModelConfig
+from silodp.config import ModelConfig, parse_config
 from silodp.core import Account, Public, Release, Silo, Site
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Declared, Facts, Stream
@@ -141,6 +141,36 @@ def test_trusted_noise_with_absent_silos_is_nominal():
     np.testing.assert_allclose(Trusted().std_over_clip("value", NOMINAL, some), NOMINAL * heaviest)
 
 
+def trusted_account(bounds: Any, weights: Any = WEIGHTS, multiplier: float = 2.0) -> np.ndarray:
+    """The multipliers that a trusted server counts for the silos of one release."""
+    channel = Trusted(multipliers={"value": jnp.full(3, multiplier)})
+    bounds = jnp.asarray(bounds, jnp.float32)
+    messages = Release(jnp.zeros((len(bounds), D)), bounds, "value")
+    accounts, coins = Account.empty(["value"], (len(bounds),)), SeededRandomness(jax.random.key(0))
+    spent = channel.receive(messages, jnp.asarray(weights), accounts, coins, ())[1]
+    return np.asarray(spent.tallies["value"].multiplier)
+
+
+def test_a_trusted_server_counts_for_each_silo_what_its_records_are_hidden_by():
+    """Noise over the distance that one record of the silo moves the average: no more for a silo of little weight."""
+    bounds = 2 / np.array(SIZES)
+    moves = np.array(WEIGHTS) * bounds
+    np.testing.assert_allclose(trusted_account(bounds), 2.0 * moves.max() / moves, rtol=1e-6)
+    np.testing.assert_allclose(
+        trusted_account(bounds), Trusted().protecting("value", np.full(3, 2.0), declared()), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        trusted_account(bounds[:2], WEIGHTS[:2])[1], 2.0 * max(1, moves[0] / moves[1]), rtol=1e-6
+    )
+
+
+def test_a_release_that_moves_nothing_does_not_count_as_less_noise():
+    """Two equal points have a difference of bound 0: with silos of unequal size the run was refused for it."""
+    assert np.isinf(trusted_account([0.0, 0.0, 0.0])).all()
+    assert np.isinf(trusted_account([np.inf, np.inf, np.inf])).all()
+    assert (trusted_account([0.0, 1.0, np.inf], multiplier=0.0) == 0).all()
+
+
 @pytest.mark.parametrize("channel", PLAIN, ids=named)
 def test_local_noise_is_the_silos_own_under_every_trust(channel):
     np.testing.assert_array_equal(channel.joint("local", NOMINAL, declared()), NOMINAL)
@@ -194,6 +224,19 @@ def test_few_coins_of_ones_own_leave_nothing():
     local = [Spent(Releases("local", 2, Gaussian()), 3.0)]
     left = Summed().left_if(local, 0, declared(), 1e-4)  # noise that nobody else has a part in
     assert left == dict.fromkeys(("other_silos_collude", "masks_are_broken"), accountant.epsilon(local, 1e-4))
+
+
+@pytest.mark.parametrize(("epsilon", "refused"), [(4.0, False), (400.0, True)])
+def test_the_far_tail_of_few_coins_is_not_forgotten(epsilon, refused):
+    """Coins are no worse than their Gaussian but for a mass far out, which grows with a loose target."""
+    config = case("dp-gd", "shuffled", randomizer="pvec").model_dump(exclude_unset=True)
+    config["privacy"] |= {"epsilon": epsilon, "delta": 1e-8}
+    plan = make_plan(parse_config(config), Facts(SIZES, ("a", "b", "c"), parameters=D))
+    if not refused:
+        assert plan.noised.protocols["value"].bits_per_record > 0  # type: ignore[attr-defined]
+        return
+    with pytest.raises(ConfigError, match="too large for pvec's few coins at delta 1e-08"):
+        _ = plan.noised
 
 
 # --- a run, and between machines ----------------------------------------------------------------------------

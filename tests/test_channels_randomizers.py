@@ -120,6 +120,31 @@ def test_traced_level_one_call_for_all_records_and_system_randomness():
     assert on_side(np.asarray(real), np.ones(101)).any()
 
 
+class Asked:
+    """Writes down which numbers were asked for, and of which step."""
+
+    def __init__(self):
+        self.source, self.asked = SeededRandomness(jax.random.key(0)), []
+
+    def normal(self, purpose, shape, step=0):
+        self.asked.append((purpose, step))
+        return self.source.normal(purpose, shape, step)
+
+    def uniform(self, purpose, shape, step=0):
+        self.asked.append((purpose, step))
+        return self.source.uniform(purpose, shape, step)
+
+
+@pytest.mark.parametrize("randomizer", [Duchi(1.0), PrivUnitG(1.0)], ids=lambda r: type(r).__name__)
+def test_every_number_of_a_microbatch_is_its_own(randomizer):
+    """A side, a length or a direction that two records have in common tells one from the other."""
+    random = Asked()
+    randomizer.randomize(jnp.ones((4, 9)) / 3, 1.0, random, 7)
+    purposes = [purpose for purpose, _ in random.asked]
+    assert len(set(purposes)) == len(purposes) >= 3
+    assert {step for _, step in random.asked} == {7}
+
+
 def test_microbatches_do_not_share_their_draws():
     vectors, random = jnp.ones((4, 9)) / 3, SeededRandomness(jax.random.key(0))
     first, second = (Duchi(1.0).randomize(vectors, 1.0, random, step) for step in (0, 1))

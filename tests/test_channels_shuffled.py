@@ -8,6 +8,8 @@ from functools import reduce
 from itertools import combinations
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
@@ -17,6 +19,7 @@ from silodp.algorithms import find
 from silodp.algorithms.entry import Case
 from silodp.channels import Summed
 from silodp.config import AlgorithmConfig, Config, parse_config
+from silodp.core import Account, Silo, Site
 from silodp.data import FederatedData, SiloData
 from silodp.errors import ConfigError
 from silodp.facts import Facts
@@ -26,6 +29,7 @@ from silodp.plan.plan import make_plan
 from silodp.privacy import gaussian
 from silodp.privacy.clones import Shuffled
 from silodp.privacy.coins import dominating_gaussian, gaussian_multiplier, sensitivity
+from silodp.randomness import SeededRandomness
 from silodp.run import group as machinery
 from silodp.run.runner import prepare
 from silodp.run.runner import train as run
@@ -113,6 +117,23 @@ def test_the_coins_of_any_silos_that_may_meet_in_a_round_suffice(data):
         assert min(pairs) >= max(planned)
         assert min(pairs) < 1.01 * max(planned)  # and no more than that
         assert multiplier(stream, (1,)) < max(planned)  # one silo alone has too few
+
+
+def test_a_silos_part_of_a_sum_has_its_coins(data):
+    """Records at rest: all that is in a part are coins, as many as the silo has records to send for."""
+    prepared = prepare(case("sdp-spider", "shuffled"), data)
+    channel, silos = prepared.plan.noised, prepared.problem.silos
+    assert isinstance(channel, Summed)
+    for i, size in enumerate(data.sizes):
+        records = jax.tree.map(lambda leaf, i=i: jnp.zeros_like(leaf[i]), silos.records)
+        site = Site(prepared.ground.objective, channel, records, silos.sizes[i], jnp.int32(i))
+        coins = SeededRandomness(jax.random.key(i))
+        silo = Silo(site, jnp.int32(0), coins, (), Account.empty(prepared.plan.streams))
+        mean = silo.statistic(lambda record: jnp.tile(record[0], 60), jnp.float32(1.0), "value")
+        part, _ = channel.send(mean, silo, ())
+        expected = math.sqrt(channel.protocols["value"].bits_per_record * size) / 2
+        assert np.asarray(part.total).std() == pytest.approx(expected, rel=0.2)  # 300 draws
+        assert int(silo.account.tallies["value"].count) == 1
 
 
 def test_the_messages_of_a_sampled_record_are_accounted_as_one_pair():

@@ -12,6 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,8 +27,11 @@ from silodp.deploy.coordinator import MessageFederation, SiloProcess, set_up, st
 from silodp.deploy.silo import SiloServer, reply, serve
 from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
 from silodp.errors import ConfigError, Refused
+from silodp.plan.certificate import SIMULATED, settle
 from silodp.plan.plan import Plan
-from silodp.run.runner import prepare, train
+from silodp.randomness import SeededRandomness, SystemRandomness
+from silodp.run.runner import context_of, prepare, train
+from silodp.sampling import FixedSize
 from tests.cases import case
 from tests.conftest import made_data
 
@@ -209,6 +213,122 @@ def test_the_noise_of_a_silo_is_what_the_plan_says():
     assert plan.std_over_clip("value")[1] == pytest.approx(expected)
     measured = (drawn - drawn.mean(axis=0)).std()
     assert measured == pytest.approx(expected, rel=0.1)  # 1200 draws: 2 percent is one deviation
+
+
+POISSON: dict[str, tuple[str, dict[str, Any], tuple[str, list[np.ndarray]]]] = {
+    "untrusted": ("untrusted", {"name": "ldp-sgd"}, ("value", [X0])),
+    "trusted": ("trusted", {"name": "mb-psgm", "clip_difference": 0.7, "momentum": 0.3}, ("value", [X0])),
+    "difference": ("untrusted", {"name": "prox-svrg", "restart": 2}, ("difference", [X0 + 1, X0])),
+    "svrg": (
+        "untrusted",
+        {"name": "ldp-svrg", "snapshot_probability": 0.5},
+        ("estimate", [X0 + 1, X0, np.asarray(True)]),
+    ),
+    "saga": ("untrusted", {"name": "soteria-saga", "compressor": "rand-k", "keep": 2}, ("estimate", [X0])),
+}
+
+
+@pytest.mark.parametrize("case_", POISSON)
+def test_a_header_tells_the_planned_size_of_a_batch_and_not_the_drawn_one(case_):
+    """How many records joined a Poisson batch depends on who they are: a header must not say it."""
+    trust, options, (query, points) = POISSON[case_]
+    unused = dict.fromkeys(("clip_difference", "restart"))
+    server = started(agreed(trust, **unused | {"rounds": 9, "batch": 4, **options}))
+    told = [ask(server, query, r, *points)[0]["facts"] for r in range(8)][1:]  # an anchor's full mean may come first
+    assert told == told[:1] * 7, told
+    assert told[0]["gradients"] == 4 * min(len(points), 2)
+    assert set(told[0]) <= {"gradients", "stream", "parameters"}
+
+
+def test_a_header_of_a_sum_tells_the_planned_number_of_records():
+    federated = Federated()
+    federated.agree()
+    header, _ = ask(federated.silos[2], "value", 2, X0)
+    assert header["facts"] == {"stream": "value", "records": 16.0, "gradients": 16.0}
+
+
+def test_a_server_hears_what_each_silo_counted():
+    plan = prepare(agreed(), DATA).plan
+    silos = set_up_silos(agreed())
+    fed = MessageFederation(plan, silos, None)  # type: ignore[arg-type]
+    fed.start(jnp.asarray(X0))
+    fed.begin_round(0)
+    fed.mean(plan.algorithm.value, jnp.asarray(X0))  # type: ignore[attr-defined]
+    tallies = fed.final_accounts().tallies
+    np.testing.assert_array_equal(tallies["value"].count, [1, 1])
+    np.testing.assert_allclose(tallies["value"].multiplier, plan.multipliers["value"], rtol=1e-6)
+    np.testing.assert_array_equal(tallies["difference"].count, [0, 0])
+
+
+def trusted_means(rounds: int) -> np.ndarray:
+    """What a trusted server publishes of the same silos asked at the same point."""
+    config = agreed("trusted", name="dp-gd", rounds=rounds, clip_difference=None, restart=None)
+    plan, silos = prepare(config, DATA).plan, set_up_silos(config)
+    fed = MessageFederation(plan, silos, None)  # type: ignore[arg-type]
+    fed.start(jnp.asarray(X0))
+    means = []
+    for r in range(rounds):
+        fed.begin_round(r)
+        means.append(np.asarray(fed.mean(plan.algorithm.value, jnp.asarray(X0))))  # type: ignore[attr-defined]
+    settle(plan, fed.final_accounts())
+    return np.stack(means)
+
+
+def test_a_trusted_servers_noise_is_fresh_and_nobody_can_repeat_it():
+    """Full batches at one point: all that differs between rounds, and between runs of one public seed, is noise."""
+    one, other = trusted_means(3), trusted_means(3)
+    drawn = np.concatenate([one, other])
+    assert len(np.unique(drawn)) == drawn.size
+    assert (np.abs(one - other) > 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("run", "stamp"),
+    [
+        ({"mode": "messages"}, None),
+        ({"mode": "messages", "test_seed": True}, SIMULATED),
+        ({"mode": "simulation"}, SIMULATED),
+    ],
+)
+def test_a_run_with_a_known_seed_is_stamped(run, stamp):
+    """Only noise that nobody can repeat is certified without reserve."""
+    config = agreed()
+    changed = config.model_copy(update={"run": config.run.model_copy(update=run)})
+    assert context_of(prepare(changed, DATA)).stamp == stamp
+
+
+def test_the_server_draws_from_the_operating_system_unless_a_test_gives_a_seed():
+    plan = prepare(agreed("trusted"), DATA).plan
+    for seed, kind in ((None, SystemRandomness), (7, SeededRandomness)):
+        fed = MessageFederation(plan, [], seed)
+        fed.begin_round(0)
+        assert type(fed.randomness) is kind
+
+
+def test_a_shuffled_batch_is_drawn_afresh_in_every_round(monkeypatch):
+    """Amplification by sampling counts on it; within a round all messages come from one batch."""
+    drawn: list[tuple[int, ...]] = []
+    honest = FixedSize.draw
+
+    def spied(self: FixedSize, silo: Any, purpose: str, step: Any = 0) -> Any:
+        batch = honest(self, silo, purpose, step)
+        jax.debug.callback(lambda rows: drawn.append(tuple(np.sort(rows).tolist())), batch.rows)
+        return batch
+
+    data = made_data()
+    options = {"batch": 5, "sampling": "fixed", "weights": "equal"}
+    plan = prepare(case("mb-psgm", "shuffled", **options), data).plan
+    monkeypatch.setattr("silodp.deploy.silo.ShufflerLink", Box)
+    silo = SiloServer(setup_of(plan, shuffler={}), records_of(data.silos[0]))
+    silo.start(jnp.asarray(X0))
+    monkeypatch.setattr(FixedSize, "draw", spied)
+    for r in range(3):
+        for query, points in (("value", [X0]), ("difference", [X0 + 1, X0])):
+            silo.answer("ask", query, r, [jnp.asarray(p) for p in points])
+            jax.effects_barrier()
+    assert len(drawn) == 6
+    assert drawn[0::2] == drawn[1::2], "two messages of a round from two batches"
+    assert len(set(drawn)) == 3
 
 
 def test_a_silo_serves_frames_until_its_input_ends():

@@ -322,6 +322,17 @@ def test_one_clipped_contribution_is_at_most_the_clip(case, seed, log_clip, log_
     assert np.linalg.norm(flat(got)) <= clip * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_penalty_is_part_of_what_is_clipped(engine):
+    """However long the regulariser's gradient is, a record contributes its clip norm and no more."""
+    params, records = LOGISTIC
+    loss = Regularised(logistic_loss, lambda p: sum(jnp.sum(100.0 * leaf) for leaf in jax.tree.leaves(p)))
+    for j in range(3):
+        one = jax.tree.map(lambda leaf, j=j: leaf[j : j + 1], records)
+        got = clipped_sum(loss, [params], [1.0], one, jnp.ones(1), 0.5, engine=engine)
+        assert np.linalg.norm(flat(got)) == pytest.approx(0.5, rel=1e-4)
+
+
 def test_a_penalty_that_nearly_cancels_the_gradient_is_still_clipped():
     """|g|^2 + 2 g.r + |r|^2 in float32 may come out as 0 when g = -r up to rounding; the clip must hold anyway."""
     params, (features, targets) = LOGISTIC

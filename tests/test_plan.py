@@ -102,6 +102,31 @@ def test_a_run_without_a_target_has_no_noise():
     assert not plan.private and plan.multipliers == {} and plan.noised.multipliers == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "trust"), [("ce-psgm", "trusted"), ("diff2-bvr-l-sgd", "trusted"), ("ce-psgm", "shuffled")]
+)
+def test_local_noise_takes_what_shared_noise_leaves(name, trust):
+    """Shared noise serves the silo that needs most of it: the others may spend the rest on their own steps."""
+    plan, alone = planned(name, trust), planned(name, "untrusted")
+    epsilons = [plan.epsilon(i) for i in range(3)]
+    assert epsilons == pytest.approx([EPSILON] * 3, rel=1e-4) and max(epsilons) <= EPSILON
+    less = np.array(plan.multipliers["local"]) < 0.999 * np.array(alone.multipliers["local"])
+    assert less.tolist() == ([True, False, True] if trust == "trusted" else [False, True, True])
+
+
+def test_running_sums_are_charged_in_every_round():
+    """mu2 uses a record once, but its sums keep it: the record of the first round is in all six releases."""
+    plan = planned("mu2", "untrusted")
+    assert plan.multipliers["value"] == pytest.approx([math.sqrt(6) / MU] * 3)
+
+
+def test_a_gdp_target_is_shared_in_the_same_way():
+    config = case("ce-psgm", "trusted", batch_local=None).model_dump(exclude_unset=True)
+    config["privacy"] = {"trust": "trusted", "gdp": 1.5}
+    plan = make_plan(parse_config(config), FACTS)
+    assert [accountant.gdp(plan.spent(i)) for i in range(3)] == pytest.approx([1.5] * 3)
+
+
 # --- the facts ----------------------------------------------------------------------------------------------
 
 

@@ -299,9 +299,20 @@ def test_calibration_on_top_of_what_is_spent():
     before = [spent(Full(), 10.0, 10)]
     noise = accountant.calibrate([Releases("more", 50, Poisson(0.1))], 2.0, 1e-5, already=before)
     assert accountant.epsilon([*before, spent(Poisson(0.1), noise["more"], 50, "more")], 1e-5) <= 2.0
+    exact = accountant.calibrate([Releases("more", 50, Full())], 4.0, 1e-5, already=before)
+    assert accountant.epsilon([*before, spent(Full(), exact["more"], 50, "more")], 1e-5) == pytest.approx(4.0)
     for sampling in (Full(), Poisson(0.1)):
         with pytest.raises(ValueError, match=r"out of reach.*already spent is"):
             accountant.calibrate([Releases("more", 50, sampling)], 0.5, 1e-5, already=before)
+
+
+def test_a_release_that_may_be_bare_takes_its_probability_from_delta():
+    """With probability 0.9e-5 the record is seen as it is; only the rest of delta is left for the noisy release."""
+    both = [spent(Poisson(0.9e-5), 0.0, 1, "bare"), spent(Full(), 1.0, 1, "noisy")]
+    left = (1e-5 - 0.9e-5) / (1 - 0.9e-5)
+    assert accountant.epsilon(both, 1e-5) == pytest.approx(gaussian.epsilon_of(left, 1.0))
+    assert accountant.delta(both, accountant.epsilon(both, 1e-5)) == pytest.approx(1e-5)
+    assert accountant.epsilon(both, 0.9e-5) == math.inf
 
 
 def test_no_noise_needed():

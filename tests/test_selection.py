@@ -6,8 +6,12 @@ import pytest
 
 from silodp.config import parse_config
 from silodp.errors import ConfigError
-from silodp.privacy.selection import Trials, selection_epsilon
-from silodp.run.selection import save_selection, select_privately
+from silodp.facts import Facts
+from silodp.plan.plan import make_plan
+from silodp.privacy.kinds import Full, Poisson, Releases, Spent
+from silodp.privacy.selection import Trials, mixed_selection_epsilon, selection_epsilon
+from silodp.run.selection import price_of, save_selection, select_privately
+from silodp.run.sweep import grid_of, with_values
 from tests.cases import case
 from tests.conftest import made_data
 
@@ -40,3 +44,34 @@ def test_the_winner_costs_what_the_theorem_says(tmp_path):
 def test_refuses_what_is_not_covered(changes, named):
     with pytest.raises(ConfigError, match=named):
         select_privately(config(**changes), data=made_data())
+
+
+def costs(trust: str, rounds: list[int], **privacy):
+    """The price of choosing between numbers of rounds, and what each silo would pay for each of them alone."""
+    tree = case("dp-gd", trust, rounds=3).model_dump(exclude_unset=True)
+    tree["privacy"] = {"trust": trust, "delta": 1e-4} | privacy
+    settings = {"grid": {"algorithm.rounds": rounds}, "select": "test_accuracy", "private_trials": 3.0}
+    base, data, trials = parse_config(tree | {"sweep": settings}), made_data(), Trials(3.0)
+    facts = Facts(data.sizes, tuple(silo.name for silo in data.silos), parameters=6)
+    plans = [make_plan(with_values(base, point), facts) for point in grid_of(base)]
+    alone = [[selection_epsilon(plan.spent(i), 1e-4, trials) for plan in plans] for i in range(3)]
+    return price_of(base, grid_of(base), trials, data, None), alone
+
+
+def test_the_price_is_that_of_the_dearest_setting():
+    price, alone = costs("untrusted", [2, 8], multipliers={"value": 5.0})
+    assert alone[0][1] > 1.5 * alone[0][0]
+    assert price == pytest.approx(alone[0][1])
+
+
+def test_the_price_is_that_of_the_dearest_silo():
+    price, alone = costs("trusted", [3], epsilon=4.0)
+    assert price == pytest.approx(alone[1][0]) and alone[1][0] > 1.2 * alone[0][0]  # silo 1 is the smallest
+
+
+def test_settings_that_cross_cost_more_than_either():
+    """At every order the dearer of the two: no single setting's epsilon is a bound."""
+    many = [Spent(Releases("value", 40, Poisson(0.05)), 0.9)]
+    few = [Spent(Releases("value", 4, Full()), 3.0)]
+    each = [selection_epsilon(spent, 1e-4, Trials(3.0)) for spent in (many, few)]
+    assert mixed_selection_epsilon([many, few], 1e-4, Trials(3.0)) >= max(each)

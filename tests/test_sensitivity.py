@@ -130,6 +130,21 @@ def test_the_bound_is_reached():
     assert float(np.linalg.norm(np.asarray(one) - np.asarray(two))) > 0.95 * float(bound)
 
 
+def test_a_statistic_is_clipped_record_by_record():
+    """Any function of a record, of any length or not a number at all, moves the mean by no more than the bound."""
+    features = np.zeros((PADDED, FEATURES), np.float32)
+
+    def released(first: float) -> Release:
+        features[0] = first
+        silo = silo_of(jnp.asarray(features), jnp.zeros(PADDED), "general", 1)
+        return silo.statistic(lambda record: record[0], jnp.float32(CLIP), "value").release()
+
+    other = released(-1e3)
+    moved = [float(jnp.linalg.norm(released(far).value - other.value)) for far in (1e3, 3e38, np.nan)]
+    assert max(moved) <= float(other.bound) * (1 + SLACK)
+    assert moved[0] > 0.99 * float(other.bound)
+
+
 # --- seeded mistakes: each must be found ---------------------------------------------------------------
 
 

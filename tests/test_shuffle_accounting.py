@@ -1,6 +1,8 @@
 """Shuffled accounting: golden values, exact small cases, sampling, collusion, the paper's constants."""
 
 import math
+from dataclasses import replace
+from functools import reduce
 from itertools import product
 
 import numpy as np
@@ -275,3 +277,27 @@ def test_clone_levels_round_down():
 def _binomial(count: int, chance: float) -> tuple[np.ndarray, np.ndarray]:
     values = np.arange(1350, 1650)
     return values, binom.pmf(values, count, chance)
+
+
+@pytest.mark.parametrize(("count", "rounds", "rest"), [(1, 0, 1), (2, 1, 0), (5, 2, 1), (6, 3, 0), (7, 3, 1)])
+@pytest.mark.parametrize("first", [None, Shuffled(60, 12, rate=0.5)], ids=["alike", "first"])
+def test_every_message_is_composed(count, rounds, rest, first):
+    """Composed by hand: whole rounds of two messages, what is left of one, and the first. Within a hair: one message
+    more or less is far outside, where a golden level leaves half a percent."""
+    round, eps0, interval = Shuffled(200, 40, rate=0.2, together=2), 1.5, 0.003
+    parts = [(round, rounds), (replace(round, together=1), rest), *([] if first is None else [(first, 1)])]
+    by_hand = [part.losses(eps0).pld(interval).self_compose(n) for part, n in parts if n]
+    expected = reduce(lambda one, other: one.compose(other), by_hand)
+    kind = Messages(round, first=first)
+    composed = kind.pld(1 / eps0, count + (first is not None), interval)
+    for level in (0.05, 0.3, 1.0):
+        assert composed.get_delta_for_epsilon(level) == pytest.approx(expected.get_delta_for_epsilon(level), rel=1e-9)
+    fewer = kind.pld(1 / eps0, count + (first is not None) - 1, interval) if count > 1 else None
+    if fewer is not None:
+        assert fewer.get_delta_for_epsilon(0.3) < 0.95 * composed.get_delta_for_epsilon(0.3)
+
+
+def test_a_record_of_one_pass_sends_in_one_round_only():
+    round, interval = Shuffled(200, 40, together=2), 0.003
+    deltas = [Messages(round, once=True).pld(1.0, n, interval).get_delta_for_epsilon(0.3) for n in (2, 4, 20)]
+    assert deltas == pytest.approx([Messages(round).pld(1.0, 2, interval).get_delta_for_epsilon(0.3)] * 3)

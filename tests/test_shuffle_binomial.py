@@ -13,7 +13,7 @@ from silodp.config import parse_config
 from silodp.facts import Facts
 from silodp.gradients.blocks import clip_factor
 from silodp.plan.plan import make_plan
-from silodp.privacy import accountant
+from silodp.privacy import accountant, gaussian
 from silodp.privacy.coins import (
     centred_probabilities,
     cumulative_words,
@@ -178,6 +178,18 @@ def test_coins_are_at_least_as_private_as_their_gaussian(bits, shift, level):
     mu *= 0.95
     looser = norm.cdf(-level / mu + mu / 2) - math.exp(level) * norm.cdf(-level / mu - mu / 2)
     assert exact > looser or exact < 1e-12
+
+
+@pytest.mark.parametrize(("bits", "shift", "level"), [(5_000, 7, 1.0), (5_000, 7, 1.3), (20_000, 40, 3.5)])
+def test_the_gaussian_covers_the_tails_of_the_coins_too(bits, shift, level):
+    """Coins have lighter tails than a Gaussian of their variance: there a shift shows more, which sets the std."""
+    heads = np.arange(bits + shift + 1)
+    p, q = binom.logpmf(heads, bits, 0.5), binom.logpmf(heads - shift, bits, 0.5)
+    more = q > p + level
+    exact = float(np.sum(np.exp(q[more]) * -np.expm1(p[more] + level - q[more])))
+    noise = dominating_gaussian(bits, shift)
+    assert 1e-12 < exact <= gaussian.delta_of(level, shift / noise.std) + noise.lost
+    assert exact > gaussian.delta_of(level, shift / (math.sqrt(bits) / 2)), "these coins do not test the tail"
 
 
 def test_collusion_leaves_less_noise():

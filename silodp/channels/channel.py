@@ -165,6 +165,10 @@ class Channel(eqx.Module):
         """The multiplier that a release has for each silo's own records, at least."""
         return nominal
 
+    def protecting_at_most(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
+        """The same at most: a run that counts more has not done what was planned."""
+        return self.protecting(name, nominal, declared)
+
     def std_over_clip(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
         """Std of the noise in clip norms: on each silo's mean, or on the average where only that is noised."""
         return nominal * declared.bounds_over_clip(name)

@@ -49,9 +49,10 @@ class Trusted(Channel):
         return np.full(len(needed), np.max((needed * relative)[used]) if used.any() else math.inf)
 
     def protecting(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
-        if declared.each(name)[0].local or not declared.facts.everyone:
-            return nominal
-        return nominal / self._moves(name, declared)
+        return self.protecting_at_most(name, nominal, declared) if declared.facts.everyone else nominal
+
+    def protecting_at_most(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
+        return nominal if declared.each(name)[0].local else nominal / self._moves(name, declared)
 
     def std_over_clip(self, name: str, nominal: Multipliers, declared: Declared) -> Multipliers:
         bounds = declared.bounds_over_clip(name)
@@ -91,8 +92,7 @@ class Trusted(Channel):
         if not self.multipliers:
             return mean.high, accounts.spend(messages.stream, jnp.zeros_like(weights)), memory
         multiplier = self.multipliers[messages.stream][0]
-        # A silo whose record moves the average less than the worst one's is hidden by as much more noise.
-        own = multiplier * jnp.where(moves > 0, release.bound / jnp.where(moves > 0, moves, 1.0), 1.0)
+        own = multiplier_of_each(multiplier, moves)
         return privatise(release, multiplier, randomness), accounts.spend(messages.stream, own), memory
 
     def message_bits(self, message: PyTree) -> int:
@@ -116,3 +116,13 @@ class Trusted(Channel):
         self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
     ) -> list[Float[Array, "views d"]]:
         return list(released) or [mean[None]]
+
+
+def multiplier_of_each(multiplier: Array, moves: Float[Array, " m"]) -> Float[Array, " m"]:
+    """A silo whose record moves the average less than the worst one's is hidden by as much more noise.
+
+    Nothing is shown of records that move nothing, nor under noise without end (points infinitely far apart).
+    """
+    known = (moves > 0) & jnp.isfinite(moves)
+    more = jnp.where(known, jnp.max(moves) / jnp.where(known, moves, 1.0), jnp.inf)
+    return jnp.where(multiplier > 0, multiplier * more, 0.0)

@@ -14,7 +14,7 @@ from silodp.config import PrivacyConfig
 from silodp.core import Algorithm
 from silodp.facts import Declared, Facts
 from silodp.privacy import accountant
-from silodp.privacy.kinds import Releases
+from silodp.privacy.kinds import Releases, Spent
 
 VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
 
@@ -72,33 +72,56 @@ def noise_of(
 ) -> list[Noise]:
     """Calibrate every stream of every silo to the target, all parts together; or take a paper's `printed` noise.
 
-    Returns the channel's multipliers, a dictionary for each part.
+    Noise that silos share serves the one that needs most of it; what this leaves the others of their budgets goes to
+    the noise of their own. Returns the channel's multipliers, a dictionary for each part.
     """
-    facts = parts[0].declared.facts
-    lines = [[part.accounted(channel, i) for part in parts] for i in range(facts.silos)]
+    silos = range(parts[0].declared.facts.silos)
+    each = [tuple(release for part in parts for release in part.accounted(channel, i)) for i in silos]
     shares = joint_shares(parts, channel, privacy.split)
-    alike: dict[tuple[Releases, ...], dict[str, float]] = {}  # silos that release alike are calibrated once
-    needed = []
-    for i, by_part in enumerate(lines):
-        own = tuple(release for releases in by_part for release in releases)
-        if printed is not None:
-            needed.append(own_noise(own, replace_target(privacy, printed[i]), shares))
-            continue
-        if own not in alike:
-            alike[own] = own_noise(own, privacy, shares)
-        needed.append(alike[own])
-    return [
-        {
-            release.stream: joint(channel, part, release.stream, needed)
-            for release in lines[0][k]
-        }
-        for k, part in enumerate(parts)
-    ]  # fmt: skip
+    targets = [privacy if printed is None else replace_target(privacy, printed[i]) for i in silos]
+    needed = [own_noise(own, target, shares) for own, target in zip(each, targets, strict=True)]
+    noise = [joint(channel, part, needed) for part in parts]
+    if printed is not None or privacy.multipliers is not None:
+        return noise
+    local = {stream.name for part in parts for stream in part.declared.streams[0] if stream.local}
+    protected = protection(parts, channel, noise)
+    needed = [with_rest(each[i], needed[i], protected[i], local, privacy, shares) for i in silos]
+    return [joint(channel, part, needed) for part in parts]
 
 
-def joint(channel: Channel, part: Part, line: str, needed: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
-    own = np.array([multipliers[line] for multipliers in needed])
-    return tuple(float(m) for m in channel.joint(line, own, part.declared))
+def joint(channel: Channel, part: Part, needed: Sequence[Mapping[str, float]]) -> Noise:
+    """The channel's multipliers of a part's lines."""
+    noise: Noise = {}
+    for line in (release.stream for release in part.accounted(channel, 0)):
+        own = np.array([multipliers[line] for multipliers in needed])
+        noise[line] = tuple(float(m) for m in channel.joint(line, own, part.declared))
+    return noise
+
+
+def protection(parts: Sequence[Part], channel: Channel, noise: Sequence[Noise]) -> list[dict[str, float]]:
+    """The multiplier that each line has for the records of each silo."""
+    of_all = {
+        line: channel.protecting(line, np.asarray(own), part.declared)
+        for part, lines in zip(parts, noise, strict=True)
+        for line, own in lines.items()
+    }
+    silos = range(parts[0].declared.facts.silos)
+    return [{line: float(own[i]) for line, own in of_all.items()} for i in silos]
+
+
+def with_rest(
+    releases: Sequence[Releases],
+    needed: dict[str, float],
+    protected: Mapping[str, float],
+    local: set[str],
+    privacy: PrivacyConfig,
+    shares: Mapping[str, float] | None,
+) -> dict[str, float]:
+    """What one silo needs once the noise that it shares is fixed: as before, but for its local streams."""
+    shared = tuple(Spent(r, protected[r.stream]) for r in releases if r.count and r.stream not in local)
+    own = tuple(r for r in releases if r.count and r.stream in local)
+    spare = any(spent.multiplier > needed[spent.releases.stream] * (1 + 1e-9) for spent in shared)
+    return needed | own_noise(own, privacy, shares, shared) if own and spare else needed
 
 
 def joint_shares(parts: Sequence[Part], channel: Channel, split: float | str | None) -> dict[str, float] | None:
@@ -124,26 +147,33 @@ def replace_target(privacy: PrivacyConfig, multipliers: Mapping[str, float]) -> 
 
 
 def own_noise(
-    releases: Sequence[Releases], privacy: PrivacyConfig, shares: Mapping[str, float] | None
+    releases: Sequence[Releases],
+    privacy: PrivacyConfig,
+    shares: Mapping[str, float] | None,
+    already: tuple[Spent, ...] = (),
 ) -> dict[str, float]:
-    """What one silo's records need. A stream that the plan never uses gets infinite noise: a release that
-    should not happen would then show nothing."""
+    """What one silo's records need, beside what is spent already. A stream that the plan never uses gets infinite
+    noise: a release that should not happen would then show nothing."""
     used = tuple(release for release in releases if release.count)
     unused = {release.stream: math.inf for release in releases if not release.count}
     if privacy.multipliers is not None:
         return given_noise(releases, privacy.multipliers) | unused
     if privacy.gdp is not None:
-        return accountant.calibrate_gdp(used, privacy.gdp, shares) | unused
+        return accountant.calibrate_gdp(used, privacy.gdp, shares, already) | unused
     assert privacy.epsilon is not None
     target = privacy.epsilon, privacy.delta
-    return calibrated(used, *target, None if shares is None else tuple(shares.items())) | unused
+    return calibrated(used, *target, None if shares is None else tuple(shares.items()), already) | unused
 
 
-@lru_cache(maxsize=1024)  # the settings of a sweep often release alike
+@lru_cache(maxsize=1024)  # silos, and the settings of a sweep, often release alike
 def calibrated(
-    releases: tuple[Releases, ...], epsilon: float, delta: float, shares: tuple[tuple[str, float], ...] | None
+    releases: tuple[Releases, ...],
+    epsilon: float,
+    delta: float,
+    shares: tuple[tuple[str, float], ...] | None,
+    already: tuple[Spent, ...] = (),
 ) -> dict[str, float]:
-    return accountant.calibrate(releases, epsilon, delta, None if shares is None else dict(shares))
+    return accountant.calibrate(releases, epsilon, delta, None if shares is None else dict(shares), already)
 
 
 def given_noise(releases: Sequence[Releases], given: Mapping[str, float]) -> dict[str, float]:

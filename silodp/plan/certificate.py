@@ -1,6 +1,7 @@
 """The privacy statement of a run, written from the releases that were counted while it ran.
 
-`settle` compares the count with the plan and refuses a run that released more, or with less noise, than planned.
+`settle` compares the count with the plan and refuses a run that released more, or with other noise, than planned. Its
+numbers are the plan's own: what was told can end a run without a certificate, and can never make one look better.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from silodp.privacy.kinds import Spent
 
 SIMULATED = "simulation: seeded noise, not private"
 NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
-ROUNDING = 1e-6  # multipliers are counted in float32
+ROUNDING = 2e-6  # multipliers are counted in float32
 
 
 class AccountingError(RuntimeError):
@@ -47,30 +48,25 @@ def settle(plan: Plan, account: Account) -> list[list[Spent]]:
 
 
 def settled_silo(plan: Plan, silo: int, account: Account) -> list[Spent]:
-    seen: list[Stream] = []
-    noise: dict[str, float] = {}
-    for stream in plan.releases(silo):
-        line, tally = plan.channel.accounted_as(stream), account.tallies[stream.name]
-        floor = float(plan.protecting(line)[silo])
-        count, multiplier = checked_tally(plan, silo, stream, tally, floor)
-        seen.append(replace(stream, count=count))
-        # Rounded to float32 on the way: never report less or more noise than the plan's own number.
-        noise[line] = min(noise.get(line, math.inf), max(floor, multiplier * (1 - ROUNDING)))
-    return [Spent(spent.releases, noise[spent.releases.stream]) for spent in plan.spent(silo, seen)]
+    pairs = [(stream, account.tallies[stream.name]) for stream in plan.releases(silo)]
+    return plan.spent(silo, [replace(stream, count=checked(plan, silo, stream, tally)) for stream, tally in pairs])
 
 
-def checked_tally(plan: Plan, silo: int, stream: Stream, tally: Tally, floor: float) -> tuple[int, float]:
+def checked(plan: Plan, silo: int, stream: Stream, tally: Tally) -> int:
+    """How often the stream was released, if that and its noise are the plan's."""
+    where = f"silo {silo}, stream {stream.name!r}"
     count, multiplier = int(np.asarray(tally.count)[silo]), float(np.asarray(tally.multiplier)[silo])
-    if count > stream.count or (plan.facts.counts_exactly and count != stream.count):
+    if not 0 <= count <= stream.count or (plan.facts.counts_exactly and count != stream.count):
+        raise AccountingError(f"{where}: {count} releases were counted, the plan has {stream.count}")
+    least, most = (float(each[silo]) for each in plan.protection(plan.channel.accounted_as(stream)))
+    nothing_moved = math.isinf(multiplier) and multiplier > 0  # no release of the stream depended on a record
+    if count and not nothing_moved and not least * (1 - ROUNDING) <= multiplier <= most * (1 + ROUNDING):
+        side = "more" if multiplier > most else "less"
         raise AccountingError(
-            f"silo {silo}, stream {stream.name!r}: {count} releases were counted, the plan has {stream.count}"
+            f"{where}: a release had noise multiplier {multiplier:.6g}, {side} than the plan's {least:.6g}; "
+            "the run did not do what was planned"
         )
-    if count and multiplier < floor * (1 - ROUNDING):
-        raise AccountingError(
-            f"silo {silo}, stream {stream.name!r}: a release had noise multiplier {multiplier:.6g}, "
-            f"the plan has {floor:.6g}"
-        )
-    return count, multiplier
+    return count
 
 
 def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) -> dict[str, Any]:

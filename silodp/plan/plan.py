@@ -117,8 +117,14 @@ class Plan:
 
     def protecting(self, line: str) -> np.ndarray:
         """The multiplier that a release of this line has for each silo's own records, at least."""
-        stage = self.stage_of(line)
-        return self.channel.protecting(line, np.asarray(stage.multipliers[line]), stage.declared)
+        return self.protection(line)[0]
+
+    def protection(self, line: str) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the largest such multiplier: who else is present in a round may decide it."""
+        stage, channel = self.stage_of(line), self.channel
+        nominal = np.asarray(stage.multipliers[line])
+        least = channel.protecting(line, nominal, stage.declared)
+        return least, channel.protecting_at_most(line, nominal, stage.declared)
 
     def std_over_clip(self, line: str) -> np.ndarray:
         """Std of the noise on the released mean, in clip norms: per silo, or on the average of all silos."""

@@ -113,13 +113,16 @@ def calibrate(
 
 
 def calibrate_gdp(
-    releases: Sequence[Releases], mu: float, shares: Mapping[str, float] | None = None
+    releases: Sequence[Releases],
+    mu: float,
+    shares: Mapping[str, float] | None = None,
+    already: Sequence[Spent] = (),
 ) -> dict[str, float]:
-    """Multiplier per stream so that all (Gaussian) releases together are mu-GDP."""
+    """Multiplier per stream so that all (Gaussian) releases and what is already spent are mu-GDP."""
     if not 0 < mu < math.inf:
         raise ValueError(f"mu = {mu}: must be a positive number")
     base = _family(releases, shares)
-    scale = _exact_scale(releases, base, mu, ())
+    scale = _exact_scale(releases, base, mu, already)
     if scale is None:
         raise ValueError("a GDP target needs plainly Gaussian streams: give epsilon and delta instead")
     return {stream: scale * value for stream, value in base.items()}

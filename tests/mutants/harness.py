@@ -1,0 +1,166 @@
+"""Apply one seeded bug at a time to a copy of the package, and see a named test fail.
+
+The working tree is never touched. A verdict is kept under .pytest_cache/mutants by the hash of the patch, the package
+and the tests, so that a stopped run goes on where it was and nothing is believed about other sources.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+ROOT = Path(__file__).resolve().parents[2]
+VERDICTS = ROOT / ".pytest_cache" / "mutants"
+LONGEST = 300  # seconds
+LOCK = threading.Lock()  # one base, also for several threads
+FAILED, PASSED = 1, 0  # pytest's exit codes; others: it could not run
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake that a person could make in one place. `test` is a pytest id, or several with spaces between."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+    test: str
+    quick: bool = False  # tried by every `make test`
+
+
+@dataclass(frozen=True)
+class Verdict:
+    caught: bool
+    words: str  # the tests that failed, or why there is no verdict
+
+
+def patched(mutant: Mutant, source: str) -> str:
+    """The source with the bug; an error when it is not clear where that goes."""
+    found = source.count(mutant.old)
+    if found != 1:
+        raise ValueError(f"{mutant.name}: its old text occurs {found} times in {mutant.file}; it must occur once")
+    return source.replace(mutant.old, mutant.new)
+
+
+@cache
+def base() -> tempfile.TemporaryDirectory[str]:
+    """Package and tests as they are when a process begins. Byte code is checked by content, not by time: a patch of
+    equal length within a second would otherwise go unnoticed."""
+    folder = tempfile.TemporaryDirectory(prefix="silodp-base-")
+    for part in ("silodp", "tests"):
+        target = Path(folder.name) / part
+        shutil.copytree(ROOT / part, target, ignore=shutil.ignore_patterns("__pycache__", "mutants"))
+    shutil.copy(ROOT / "pyproject.toml", folder.name)
+    code = Path(folder.name) / "silodp"
+    compileall.compile_dir(code, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+    return folder
+
+
+def original() -> Path:
+    with LOCK:
+        return Path(base().name)
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy in a folder of its own, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="silodp-mutant-") as name:
+        yield shutil.copytree(original(), Path(name) / "copy")
+
+
+@cache
+def shared_hash() -> str:
+    """Of what all verdicts depend on: the package, and what tests have in common."""
+    folder = original()
+    helpers = [file for file in (folder / "tests").glob("*.py") if not file.name.startswith("test_")]
+    return hash_of([*(folder / "silodp").rglob("*.py"), *helpers, folder / "pyproject.toml"])
+
+
+def hash_of(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(str(file.relative_to(original())).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def verdict_file(tests: Sequence[str], patch: object) -> Path:
+    own = hash_of(list({original() / test.partition("::")[0] for test in tests}))
+    return VERDICTS / f"{hashlib.sha256(repr((tests, patch, own, shared_hash())).encode()).hexdigest()[:24]}.json"
+
+
+def known(file: Path) -> Verdict | None:
+    return Verdict(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+
+
+def keep(file: Path, verdict: Verdict) -> Verdict:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps({"caught": verdict.caught, "words": verdict.words}), encoding="utf-8")
+    os.replace(partial, file)
+    return verdict
+
+
+def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", *tests, "-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow"]
+    cache_folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
+    here = {"PYTHONPATH": str(folder), "JAX_COMPILATION_CACHE_DIR": cache_folder, "PYTEST_ADDOPTS": "-n 0 --tb=line"}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return subprocess.run(
+        command, cwd=folder, env=inherited | here, capture_output=True, text=True, timeout=LONGEST, check=False
+    )
+
+
+def last_lines(done: subprocess.CompletedProcess[str], start: str) -> str:
+    lines = [line for line in done.stdout.splitlines() if line.startswith(start)]
+    return "; ".join(lines) or (done.stdout + done.stderr)[-400:]
+
+
+def tried(mutant: Mutant) -> Verdict:
+    """The verdict on one seeded bug, from the disk where it is known."""
+    patched(mutant, (original() / mutant.file).read_text(encoding="utf-8"))  # a patch that does not fit is never known
+    file = verdict_file(mutant.test.split(), (mutant.file, mutant.old, mutant.new))
+    before = known(file)
+    if before is not None:
+        return before
+    with copied() as folder:
+        source = folder / mutant.file
+        source.write_text(patched(mutant, source.read_text(encoding="utf-8")), encoding="utf-8")
+        try:
+            done = run_tests(folder, mutant.test.split())
+        except subprocess.TimeoutExpired:
+            return Verdict(False, f"no verdict after {LONGEST} seconds")
+    if done.returncode not in (FAILED, PASSED):
+        return Verdict(False, f"could not run: {last_lines(done, 'ERROR')}")
+    words = last_lines(done, "FAILED") if done.returncode == FAILED else f"survived {mutant.test}"
+    return keep(file, Verdict(done.returncode == FAILED, words))
+
+
+def honest(mutants: Sequence[Mutant]) -> Verdict:
+    """Whether the named tests pass without any bug, and on the copy: otherwise their failing says nothing."""
+    tests = sorted({test for mutant in mutants for test in mutant.test.split()})
+    file = verdict_file(tests, None)
+    before = known(file)
+    if before is not None:
+        return before
+    with copied() as folder:
+        where = [sys.executable, "-c", "import silodp; print(silodp.__file__)"]
+        told = subprocess.run(where, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True)
+        if str(folder) not in told.stdout.decode():
+            return Verdict(False, f"the copy is not what is tested: {told.stdout.decode()}")
+        done = run_tests(folder, tests)
+    verdict = Verdict(done.returncode == PASSED, last_lines(done, "FAILED") if done.returncode else "")
+    return keep(file, verdict) if verdict.caught else verdict
