@@ -10,6 +10,7 @@ from rich.table import Table
 
 from silodp.config import Config, parse_config
 from silodp.data import read_data
+from silodp.digits import rounded_up
 from silodp.plots import curve_figure, history_figure
 from silodp.run.directory import free_path
 from silodp.run.progress import bars
@@ -77,7 +78,7 @@ def table_of(runs: list[Run]) -> Table:
     for finished in runs:
         epsilon = finished.summary["epsilon"]
         table.add_row(
-            "no privacy" if epsilon is None else f"{epsilon:.3g}",
+            "no privacy" if epsilon is None else rounded_up(epsilon, 3),
             f"{finished.history[-1]['test_accuracy']:.3f}",
             f"{finished.history[-1]['objective']:.4f}",
             f"{sum(finished.summary['timing'].values()):.1f}",
@@ -92,5 +93,7 @@ def draw(base: Path, runs: list[Run]) -> None:
     floor = runs[-1].history[-1]["test_accuracy"]
     lines = {"spider": (epsilons, accuracy), "no privacy": (epsilons, [floor] * len(epsilons))}
     curve_figure(base / "accuracy-epsilon.png", lines, "epsilon", "test accuracy", log_x=True, markers=True)
-    labels = ["no privacy" if r.summary["epsilon"] is None else f"epsilon {r.summary['epsilon']:.3g}" for r in runs]
+    labels = [
+        "no privacy" if r.summary["epsilon"] is None else f"epsilon {rounded_up(r.summary['epsilon'], 3)}" for r in runs
+    ]
     history_figure(base / "accuracy-rounds.png", dict(zip(labels, [r.history for r in runs], strict=True)))

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp import registry
+from silodp.digits import rounded_up
 
 if TYPE_CHECKING:
     from silodp.algorithms.entry import Entry
@@ -76,7 +77,9 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
     final = summary["final"]
     guarantee = "none (no noise)"
     if summary["private"]:
-        guarantee = f"({summary['epsilon']:.4g}, {summary['delta']:g})-DP for every record of every silo"
+        guarantee = (
+            f"({rounded_up(summary['epsilon'])}, {rounded_up(summary['delta'])})-DP for every record of every silo"
+        )
     lines: dict[str, str] = {
         "algorithm": summary["algorithm"],
         "trust model": summary["trust"],
@@ -111,8 +114,8 @@ def print_selection(chosen: Any, directory: Path) -> None:
     column = chosen.column
     console.print(f"chosen: {values}; {column} {chosen.outcome.history[-1][column]:.6g}", markup=False)
     console.print(
-        f"epsilon of one run {chosen.outcome.epsilon:.4g}; of choosing the best of a random number of runs "
-        f"{chosen.epsilon:.4g}, if the test records are public",
+        f"epsilon of one run {rounded_up(chosen.outcome.epsilon)}; of choosing the best of a random number of runs "
+        f"{rounded_up(chosen.epsilon)}, if the test records are public",
         markup=False,
     )
     console.print(f"results in {directory}", markup=False)
@@ -131,7 +134,7 @@ def print_account(result: dict[str, Any]) -> None:
         "silo", "records", "epsilon", "stream", "releases", "noise / sensitivity", "noise / clip", title=title
     )
     for silo in result["silos"]:
-        head = (silo["silo"], str(silo["records"]), f"{silo['epsilon']:.5g}")
+        head = (silo["silo"], str(silo["records"]), rounded_up(silo["epsilon"], 5))
         for i, row in enumerate(silo["releases"]):
             table.add_row(*(head if i == 0 else ("", "", "")), *release_cells(row))
     console.print(table)
@@ -147,7 +150,7 @@ def print_account(result: dict[str, Any]) -> None:
         verdict = "VIOLATED" if paper["violated"] else "holds"
         console.print(
             f"the paper's own noise ({paper['formula']}) claims epsilon {paper['claimed_epsilon']:g} and really gives "
-            f"{paper['true_epsilon']:.5g}: the claim {verdict}",
+            f"{rounded_up(paper['true_epsilon'], 5)}: the claim {verdict}",
             markup=False,
         )
         for row in paper["releases"]:
@@ -170,7 +173,7 @@ def print_outcomes(outcomes: list[Any], best: int, column: str) -> None:
     keys = list(outcomes[0].values)
     table = Table(*keys, "epsilon", column, "")
     for i, outcome in enumerate(outcomes):
-        epsilon = "-" if outcome.epsilon is None else f"{outcome.epsilon:.4g}"
+        epsilon = "-" if outcome.epsilon is None else rounded_up(outcome.epsilon)
         last = f"{outcome.history[-1][column]:.6g}"
         table.add_row(*(shown(outcome.values[k]) for k in keys), epsilon, last, "best" if i == best else "")
     console.print(table)

@@ -31,12 +31,12 @@ Multipliers = Float[np.ndarray, " silos"]
 
 
 # Below, float32 itself may have flushed to zero what a bound speaks of: a smaller bound gets the noise of this one.
-SMALLEST_BOUND = 2.0**-106
+SMALLEST_BOUND, SMALLEST_STD = 2.0**-106, 2.0**-116
 
 
 def std_of(release: Release, multiplier: Any) -> Scalar:
     """Of a release's noise. NaN where it is not finite: nothing usable may come out."""
-    std = multiplier * jnp.maximum(release.bound, SMALLEST_BOUND)
+    std = jnp.maximum(multiplier * jnp.maximum(release.bound, SMALLEST_BOUND), SMALLEST_STD)
     return jnp.where(multiplier == 0, 0.0, jnp.where(jnp.isfinite(std), std, jnp.nan))
 
 
@@ -121,6 +121,10 @@ class Channel(eqx.Module):
     sees: ClassVar[str] = ""
     honest: ClassVar[tuple[str, ...]] = ()
     if_others_collude: ClassVar[str] = ""
+    noise: ClassVar[str] = (  # where it is real; a simulation says so
+        "an exact Gaussian, rounded to a public grid, from the operating system's entropy; what rounding does to sums "
+        "over records is part of their bounds"
+    )
     gaussian: ClassVar[bool] = True  # what it releases are means with Gaussian noise
     weighs_by_size: ClassVar[bool] = False  # silos weigh what they send, as a theorem for this channel expects
 

@@ -16,12 +16,14 @@ import numpy as np
 from silodp import registry
 from silodp.core import Account, Tally
 from silodp.data.types import Note
+from silodp.digits import rounded_up
 from silodp.facts import Stream
 from silodp.plan.plan import Claim, Plan
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent
 
 SIMULATED = "simulation: seeded noise, not private"
+FLOAT_NOISE = "of a simulation, in float32 from a seed: its lowest bits, and whoever knows the seed, tell the values"
 NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
 ROUNDING = 2e-6  # multipliers are counted in float32
 
@@ -78,13 +80,14 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
     return {
         "statement": (
             f"{plan.config.algorithm.name} {setting_of(plan)}: every record of "
-            f"every silo is ({worst:.4g}, {delta:g})-differentially private"
+            f"every silo is ({rounded_up(worst)}, {rounded_up(delta)})-differentially private"
         ),
         "stamp": context.stamp,
         "neighbours": NEIGHBOURS,
         "adversary_sees": channel.sees,
         "honest": list(channel.honest),
         "if_others_collude": channel.if_others_collude,
+        "noise": channel.noise if context.stamp is None else FLOAT_NOISE,
         "calibration": plan.config.privacy.calibration,
         "claim": claim,
         "silos": silos,
@@ -157,6 +160,7 @@ def as_text(tree: Mapping[str, Any]) -> str:
         f"The adversary sees {tree['adversary_sees']}.",
         "The guarantee assumes that these are honest: " + "; ".join(tree["honest"]) + ".",
         f"Collusion: {tree['if_others_collude']}.",
+        f"Noise: {tree['noise']}.",
         f"Calibration: {tree['calibration']}.",
     ]
     if tree["claim"]:
@@ -164,7 +168,7 @@ def as_text(tree: Mapping[str, Any]) -> str:
         verdict = "VIOLATED" if claim["violated"] else "holds"
         lines.append(
             f"The paper's claim of epsilon {claim['claimed_epsilon']:g} {verdict}: the noise gives "
-            f"{claim['true_epsilon']:.4g} ({claim['formula']})."
+            f"{rounded_up(claim['true_epsilon'])} ({claim['formula']})."
         )
     lines += [f"Bound of {stream}: {words}." for stream, words in tree["bounds"].items() if words.startswith("stated")]
     for silo in tree["silos"]:
@@ -175,15 +179,18 @@ def as_text(tree: Mapping[str, Any]) -> str:
 
 
 def silo_lines(silo: Mapping[str, Any]) -> list[str]:
-    mu = "" if silo["gdp_mu"] is None else f", {silo['gdp_mu']:.4g}-Gaussian-DP"
-    lines = [f"Silo {silo['silo']} ({silo['records']} records): ({silo['epsilon']:.4g}, {silo['delta']:g})-DP{mu}"]
+    mu = "" if silo["gdp_mu"] is None else f", {rounded_up(silo['gdp_mu'])}-Gaussian-DP"
+    promise = f"({rounded_up(silo['epsilon'])}, {rounded_up(silo['delta'])})-DP"
+    lines = [f"Silo {silo['silo']} ({silo['records']} records): {promise}{mu}"]
     for release in silo["releases"]:
         lines.append(
             f"  {release['count']} x {release['stream']}: noise {release['multiplier']:.5g} x sensitivity, "
             f"{release['sampling']}"
         )
     if silo["collusion"]:
-        lines += [f"  if {name.replace('_', ' ')}: epsilon {value:.4g}" for name, value in silo["collusion"].items()]
+        lines += [
+            f"  if {name.replace('_', ' ')}: epsilon {rounded_up(value)}" for name, value in silo["collusion"].items()
+        ]
     for group in silo["several_records_of_one_person"]:
-        lines.append(f"  a person with {group['records']} records here: epsilon {group['epsilon']:.4g}")
+        lines.append(f"  a person with {group['records']} records here: epsilon {rounded_up(group['epsilon'])}")
     return lines

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from silodp.digits import rounded_up
 from silodp.reproduce.claims import Judgement, judgements
 from silodp.reproduce.experiment import Column, Experiment
 from silodp.reproduce.report import Cell, Results, Row, epsilon_claims, false_claims, rows_of
@@ -103,7 +104,7 @@ def by_level(rows: Sequence[Row]) -> str:
 def with_epsilon(cell: Cell | None) -> str:
     if cell is None:
         return ""
-    return str(cell) if cell.epsilon is None else f"{cell} [{cell.epsilon:.3g}]"
+    return str(cell) if cell.epsilon is None else f"{cell} [{rounded_up(cell.epsilon, 3)}]"
 
 
 def claim_line(judgement: Judgement) -> str:
@@ -147,7 +148,11 @@ def missed(rows: Iterable[Row]) -> list[str]:
 
 def with_that_noise(row: Row) -> str:
     cell = row.cells.get("published")
-    return "" if cell is None or cell.epsilon is None else f" (the paper's noise gives epsilon {cell.epsilon:.3g})"
+    return (
+        ""
+        if cell is None or cell.epsilon is None
+        else f" (the paper's noise gives epsilon {rounded_up(cell.epsilon, 3)})"
+    )
 
 
 def effort(experiment: Experiment, results: Results) -> str:

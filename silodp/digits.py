@@ -1,0 +1,21 @@
+"""Guarantees in few digits: never less than they are."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+
+def rounded_up(number: float, digits: int = 4) -> str:
+    """In so many significant digits, upwards: an epsilon or delta that is printed holds.
+
+    Example:
+        >>> from silodp.digits import rounded_up
+        >>> rounded_up(1.12724, 4), rounded_up(1e-5), rounded_up(2.0)
+        ('1.128', '1e-05', '2')
+    """
+    if not math.isfinite(number):
+        return f"{number:g}"
+    # A float prints in full what it was given as: 0.1 is not rounded up because its bits are a little above 0.1.
+    up = Decimal(repr(number)).normalize(Context(prec=digits, rounding=ROUND_CEILING))
+    return f"{float(up):.{digits}g}"

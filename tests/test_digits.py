@@ -1,0 +1,33 @@
+"""What is printed of a guarantee holds: never less than it is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from silodp.config import parse_config
+from silodp.digits import rounded_up
+from silodp.errors import ConfigError
+
+
+@given(st.floats(1e-30, 1e30), st.integers(2, 6))
+def test_a_printed_guarantee_is_never_less_than_the_real_one(number, digits):
+    printed = float(rounded_up(number, digits))
+    assert number <= printed <= number * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+
+
+def test_numbers_of_few_digits_stay_as_they_are():
+    assert [rounded_up(x) for x in (1.0, 0.1, 1e-5, 2.5, 8.0, 0.3)] == ["1", "0.1", "1e-05", "2.5", "8", "0.3"]
+    assert rounded_up(1.12724) == "1.128"
+    assert rounded_up(math.inf) == "inf"
+    assert rounded_up(0.0) == "0"
+
+
+@pytest.mark.parametrize("field", ["clip", "clip_difference", "clip_local"])
+@pytest.mark.parametrize("value", [4e-37, 0.0, 1e30])
+def test_a_clip_norm_that_float32_cannot_work_with_is_refused(field, value):
+    with pytest.raises(ConfigError, match=f"algorithm.{field}"):
+        parse_config({"algorithm": {"name": "dp-gd", field: value}})
