@@ -6,7 +6,7 @@ import difflib
 import math
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -134,7 +134,7 @@ class PrivacyConfig(OpenSection):
 
 
 # Within float32's numbers, with room for what is computed from a clip norm: 2^20 times its smallest one, and more.
-ClipNorm = Annotated[float, Field(ge=1e-18, le=1e18)] | None
+CLIP_NORM: dict[str, Any] = {"ge": 1e-18, "le": 1e18}
 
 
 class AlgorithmConfig(OpenSection):
@@ -144,9 +144,9 @@ class AlgorithmConfig(OpenSection):
     rounds: int = Field(default=50, ge=1)
     stop_after: int | None = Field(default=None, ge=1, description="stop after this many rounds, with the noise of all")
     step_size: float | None = Field(default=None, gt=0)
-    clip: ClipNorm = Field(default=None, description="C1: clip norm of a record's gradient")
-    clip_difference: ClipNorm = Field(default=None, description="C2: clip of a difference per unit |x - y|")
-    clip_local: ClipNorm = Field(default=None, description="C3: as C2, in local steps")
+    clip: float | None = Field(default=None, **CLIP_NORM, description="C1: clip norm of a record's gradient")
+    clip_difference: float | None = Field(default=None, **CLIP_NORM, description="C2: clip of a difference per unit |x - y|")
+    clip_local: float | None = Field(default=None, **CLIP_NORM, description="C3: as C2, in local steps")
     capped: bool | None = Field(default=None, description="cap the clip of differences at 2 * clip")
     restart: int | None = Field(default=None, ge=1, description="T: rounds between fresh gradients")
     batch: int | None = Field(default=None, ge=1, description="b: records of a silo in a round; all when left out")

@@ -48,7 +48,7 @@ def refusal(*changes: str, tree: dict[str, Any] = GOOD, data: FederatedData | No
         ("algorithm.name=spyder", "algorithm.name = 'spyder': unknown (did you mean spider?); known: gd, dp-gd"),
         ("algorithm.rounds=0", "algorithm.rounds = 0: must be a finite number at least 1"),
         ("algorithm.rounds=1.5", "algorithm.rounds = 1.5: must be a valid integer"),
-        ("algorithm.clip=inf", "algorithm.clip = inf: must be a finite number"),
+        ("algorithm.clip=inf", "algorithm.clip = inf: must be a finite number at least 1e-18 and at most 1e+18"),
         ("algorithm.step_size=-1", "algorithm.step_size = -1: must be a finite number greater than 0"),
         ("algorithm.batch=1000", "algorithm.batch = 1000 exceeds the 25 records of silo 'silo 1'; give at most 25"),
         ("algorithm.participation=4", "algorithm.participation = 4 exceeds the 3 silos"),
