@@ -145,7 +145,9 @@ class AlgorithmConfig(OpenSection):
     stop_after: int | None = Field(default=None, ge=1, description="stop after this many rounds, with the noise of all")
     step_size: float | None = Field(default=None, gt=0)
     clip: float | None = Field(default=None, **CLIP_NORM, description="C1: clip norm of a record's gradient")
-    clip_difference: float | None = Field(default=None, **CLIP_NORM, description="C2: clip of a difference per unit |x - y|")
+    clip_difference: float | None = Field(
+        default=None, **CLIP_NORM, description="C2: clip of a difference per unit |x - y|"
+    )
     clip_local: float | None = Field(default=None, **CLIP_NORM, description="C3: as C2, in local steps")
     capped: bool | None = Field(default=None, description="cap the clip of differences at 2 * clip")
     restart: int | None = Field(default=None, ge=1, description="T: rounds between fresh gradients")

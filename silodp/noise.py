@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from mpmath.libmp import from_rational, mpf_erfc, mpf_shift, mpf_sqrt, to_int
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 BLOCK = 16384  # numbers whose arrays fit into a core's cache
 WORD = 64
@@ -39,6 +39,8 @@ SMALLEST_TAIL = 2**40  # in units of 2^-64: smaller tail probabilities, one in 2
 # is for those that do not: of the fraction of value / step, and of the tolerance itself.
 ERROR = 2.0**-37
 BEYOND = 2.0**-50
+
+TILTED_STEPS, TILTED_ERROR = 4, 2.0**-34  # of a local randomizer's message, whose numbers have a std of about 1
 
 LEAST_SPREAD, MOST_SPREAD = 2.0**-20, 2.0**30  # std / step: beyond, nearly every draw would be decided exactly
 FARTHEST = 2.0**62  # |value| / step. That the noise adds as much again has a chance below exp(-2^62).
@@ -79,6 +81,46 @@ def rounded_gaussian(value: np.ndarray, std: float, step: float, entropy: "Entro
         block = slice(begin, begin + BLOCK)
         _draw(flat[block], std, step, entropy, drawn[block], work[:, : flat[block].size])
     return drawn.reshape(value.shape)
+
+
+def near_gaussian(shape: tuple[int, ...], entropy: "Entropy") -> np.ndarray:
+    """Gaussians in float64, each within 2^-48 of a real one (up to 38 standard deviations)."""
+    words, more = entropy.words(2 * math.prod(shape)).reshape(2, *shape)
+    tail = (words ^ (words >> 63)) + uniforms(more)  # relative precision, however small it is
+    return np.copysign(ndtri(tail * 2.0**-WORD), words.view(np.float64))
+
+
+def uniforms(words: np.ndarray) -> np.ndarray:
+    """Words as numbers in (0, 1), in float64."""
+    return ((words.view(np.uint64) >> np.uint64(12)) + 0.5) * 2.0**-52
+
+
+def tilted(unit: np.ndarray, threshold: float, above: float, entropy: "Entropy") -> np.ndarray:
+    """For each unit row u the vector n + (g - <n, u>) u, rounded to multiples of 1 / TILTED_STEPS.
+
+    n is a Gaussian vector and g a Gaussian that lies above `threshold` with probability `above`: PrivUnitG's message.
+    Rounding hides how u entered. A row whose float64 numbers are too near to a boundary to say where the real ones lie
+    is drawn again, whatever u: so what leaves is the real message, rounded, but for d 2^-31 of the level eps0.
+    """
+    unit = unit.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    drawn, left = np.empty(unit.shape), np.arange(len(unit))
+    while left.size:
+        rows, sure = _tilted(unit[left], threshold, above, entropy)
+        drawn[left[sure]] = rows[sure]
+        left = left[~sure]
+    return drawn / TILTED_STEPS
+
+
+def _tilted(unit: np.ndarray, threshold: float, above: float, entropy: "Entropy") -> tuple[np.ndarray, np.ndarray]:
+    """In steps, and which rows are sure."""
+    side, place = uniforms(entropy.words(2 * len(unit))).reshape(2, -1)
+    share = float(ndtr(-threshold))
+    along = np.where(side < above, -ndtri(place * share), ndtri(place * (1 - share)))
+    across = near_gaussian(unit.shape, entropy)
+    rows = TILTED_STEPS * (across + (along - np.sum(across * unit, axis=1))[:, None] * unit)
+    nearest = np.rint(rows)
+    return nearest, (np.abs(rows - nearest) < 0.5 - TILTED_ERROR).all(axis=1)
 
 
 class Entropy:

@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
+from jax.scipy.special import ndtri
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from scipy.special import ndtr
 
+from silodp import noise
 from silodp.doubles import Double
-from silodp.noise import Entropy, rounded_gaussian
 
 Shape = tuple[int, ...]
 Step = int | Int[Array, ""]
@@ -42,6 +44,12 @@ class Randomness(Protocol):
 
     def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
         """value + std * (standard normal numbers), float32."""
+        ...
+
+    def tilted(
+        self, purpose: str, unit: Float[Array, "n d"], threshold: float, above: float, step: Step = 0
+    ) -> Float[Array, "n d"]:
+        """Normal vectors whose component along each unit row lies above the threshold with probability `above`."""
         ...
 
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
@@ -72,6 +80,18 @@ class SeededRandomness(eqx.Module):
     def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
         return value.high + std * self.normal(purpose, value.high.shape, step)
 
+    def tilted(
+        self, purpose: str, unit: Float[Array, "n d"], threshold: float, above: float, step: Step = 0
+    ) -> Float[Array, "n d"]:
+        count, share = unit.shape[0], float(ndtr(-threshold))
+        is_above = self.uniform(f"{purpose} side", (count,), step) < above
+        place = 1.0 - self.uniform(f"{purpose} component", (count,), step)  # in (0, 1]
+        # Inverse of the normal law from the nearer tail; the smallest argument stays off zero.
+        along = jnp.where(is_above, -ndtri(place * share), ndtri(place * (1.0 - share)))
+        across = self.normal(f"{purpose} direction", unit.shape, step)
+        across = across - jnp.sum(across * unit, axis=1, keepdims=True) * unit
+        return along[:, None] * unit + across
+
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         # As in jax.random: a word as a number in (-1, 1), through the inverse error function.
         lowest = np.nextafter(np.float32(-1), np.float32(0))
@@ -95,8 +115,8 @@ class SystemRandomness(eqx.Module):
     No two draws are related, whatever their purpose and step. Works under jit, scan and cond, but
     not under vmap: a silo in its own process has nobody to be stacked with.
 
-    Noise is exact: `noised` gives a real Gaussian around the value, rounded to a public grid (silodp.noise),
-    so its lowest bits say nothing. `normal` is for directions only, whose lowest bits depend on no record.
+    Noise is exact: `noised` gives a real Gaussian around the value, rounded to a public grid, and `tilted` rounds as
+    well (silodp.noise): the lowest bits say nothing. `normal` is for directions that depend on no record.
     """
 
     def step_of(self, noised: Float[Array, " d"], std: Float[Array, ""]) -> Float[Array, ""]:
@@ -107,6 +127,13 @@ class SystemRandomness(eqx.Module):
         shape = jax.ShapeDtypeStruct(value.high.shape, jnp.float32)
         grid = self.step_of(value.high, std)
         return io_callback(_system_noised, shape, value.high, value.low, std, grid, ordered=True)
+
+    def tilted(
+        self, purpose: str, unit: Float[Array, "n d"], threshold: float, above: float, step: Step = 0
+    ) -> Float[Array, "n d"]:
+        del purpose, step
+        draw = lambda rows: noise.tilted(np.asarray(rows), threshold, above, _ENTROPY).astype(np.float32)
+        return io_callback(draw, jax.ShapeDtypeStruct(unit.shape, jnp.float32), unit, ordered=True)
 
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         del purpose, step
@@ -133,6 +160,11 @@ class Scoped(eqx.Module):
     def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
         return self.source.noised(f"{self.scope}/{purpose}", value, std, step)
 
+    def tilted(
+        self, purpose: str, unit: Float[Array, "n d"], threshold: float, above: float, step: Step = 0
+    ) -> Float[Array, "n d"]:
+        return self.source.tilted(f"{self.scope}/{purpose}", unit, threshold, above, step)
+
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         return self.source.normal(f"{self.scope}/{purpose}", shape, step)
 
@@ -156,6 +188,11 @@ class SharedBatch(eqx.Module):
 
     def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
         return self.source.noised(purpose, value, std, step)
+
+    def tilted(
+        self, purpose: str, unit: Float[Array, "n d"], threshold: float, above: float, step: Step = 0
+    ) -> Float[Array, "n d"]:
+        return self.source.tilted(purpose, unit, threshold, above, step)
 
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         return self.source.normal(purpose, shape, step)
@@ -229,13 +266,14 @@ def _draw(source: Callable[[Shape], np.ndarray], shape: Shape, dtype: Any) -> Ar
     return io_callback(lambda: source(shape), jax.ShapeDtypeStruct(shape, dtype), ordered=True)
 
 
-_ENTROPY = Entropy()
+_ENTROPY = noise.Entropy()
 
 
 def _system_noised(high: np.ndarray, low: np.ndarray, std: np.ndarray, grid: np.ndarray) -> np.ndarray:
     # Float32 may not hold all multiples of the grid; rounding to one that it holds comes after the noise.
     value = np.asarray(high, np.float64) + np.asarray(low, np.float64)
-    return (rounded_gaussian(value, float(std), float(grid), _ENTROPY) * float(grid)).astype(np.float32)
+    steps = noise.rounded_gaussian(value, float(std), float(grid), _ENTROPY)
+    return (steps * float(grid)).astype(np.float32)
 
 
 def _system_bits(shape: Shape) -> np.ndarray:

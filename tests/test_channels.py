@@ -31,7 +31,7 @@ from silodp.privacy.coins import sensitivity
 from silodp.privacy.kinds import Full as Gaussian
 from silodp.privacy.kinds import Masked, Releases, Spent
 from silodp.randomness import SeededRandomness
-from silodp.sampling import FixedSize, Full
+from silodp.sampling import MOVES, FixedSize, Full
 from tests.cases import case
 from tests.outside.topk import TopK
 
@@ -117,12 +117,12 @@ def test_noise_of_a_silos_own_protects_that_silo(channel):
     for name in ("value", "local"):
         np.testing.assert_array_equal(channel.joint(name, NOMINAL, declared()), NOMINAL)
         np.testing.assert_array_equal(channel.protecting(name, NOMINAL, declared()), NOMINAL)
-        np.testing.assert_allclose(channel.std_over_clip(name, NOMINAL, declared()), NOMINAL * 2 / np.array(SIZES))
+        np.testing.assert_allclose(channel.std_over_clip(name, NOMINAL, declared()), NOMINAL * MOVES / np.array(SIZES))
     assert channel.averaged(4) == 2.0
 
 
 def test_trusted_noise_is_what_the_worst_silo_needs():
-    moves = np.array(WEIGHTS) * 2 / np.array(SIZES)
+    moves = np.array(WEIGHTS) * MOVES / np.array(SIZES)
     joint = Trusted().joint("value", NOMINAL, declared())
     np.testing.assert_allclose(joint, np.max(NOMINAL * moves / moves.max()))
     protecting = Trusted().protecting("value", joint, declared())
@@ -137,7 +137,7 @@ def test_trusted_noise_with_absent_silos_is_nominal():
     some = declared(participation=2)
     np.testing.assert_array_equal(Trusted().joint("value", NOMINAL, some), [5.0] * 3)
     np.testing.assert_array_equal(Trusted().protecting("value", NOMINAL, some), NOMINAL)
-    heaviest = np.max(np.array(WEIGHTS) / (0.2 + 0.3) * 2 / np.array(SIZES))
+    heaviest = np.max(np.array(WEIGHTS) / (0.2 + 0.3) * MOVES / np.array(SIZES))
     np.testing.assert_allclose(Trusted().std_over_clip("value", NOMINAL, some), NOMINAL * heaviest)
 
 
@@ -175,7 +175,7 @@ def test_a_release_that_moves_nothing_does_not_count_as_less_noise():
 def test_local_noise_is_the_silos_own_under_every_trust(channel):
     np.testing.assert_array_equal(channel.joint("local", NOMINAL, declared()), NOMINAL)
     np.testing.assert_array_equal(channel.protecting("local", NOMINAL, declared()), NOMINAL)
-    np.testing.assert_allclose(channel.std_over_clip("local", NOMINAL, declared()), NOMINAL * 2 / np.array(SIZES))
+    np.testing.assert_allclose(channel.std_over_clip("local", NOMINAL, declared()), NOMINAL * MOVES / np.array(SIZES))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,8 @@ def test_plain_ends_carry_messages_as_they_are(channel, objective):
     accounts = Account.empty(["value"], (2,))
     mean, _ = server.mean(packed, jnp.array([0.1, 0.3]), accounts, SeededRandomness(jax.random.key(0)))
     np.testing.assert_allclose(mean, 0.25 * rows[0] + 0.75 * rows[1], rtol=1e-6)
-    assert channel.message_bits(sent[0]) == 32 * (D + (type(channel) is Trusted))  # and its bound
+    # A trusted server is sent all that a silo knows, and the bound.
+    assert channel.message_bits(sent[0]) == (64 * D + 32 if type(channel) is Trusted else 32 * D)
 
 
 def test_a_public_answer_gets_no_noise(objective):

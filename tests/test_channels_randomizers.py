@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from silodp import noise
 from silodp.audit.shuffled import local_level, on_side
-from silodp.channels.randomizers import Duchi, PrivUnitG, Randomizer
+from silodp.channels.randomizers import Duchi, PrivUnitG, Randomizer, _truths
 from silodp.privacy import halfspace
 from silodp.randomness import SeededRandomness, SystemRandomness
+from tests.repeatable import RepeatableEntropy
 
 RANDOMIZERS = [Duchi(0.8), Duchi(2.5), PrivUnitG(0.8), PrivUnitG(2.5)]
 
@@ -120,25 +122,20 @@ def test_traced_level_one_call_for_all_records_and_system_randomness():
     assert on_side(np.asarray(real), np.ones(101)).any()
 
 
-class Asked:
+class Asked(SeededRandomness):
     """Writes down which numbers were asked for, and of which step."""
 
-    def __init__(self):
-        self.source, self.asked = SeededRandomness(jax.random.key(0)), []
+    asked: list
 
-    def normal(self, purpose, shape, step=0):
+    def bits(self, purpose, shape, step=0):
         self.asked.append((purpose, step))
-        return self.source.normal(purpose, shape, step)
-
-    def uniform(self, purpose, shape, step=0):
-        self.asked.append((purpose, step))
-        return self.source.uniform(purpose, shape, step)
+        return super().bits(purpose, shape, step)
 
 
 @pytest.mark.parametrize("randomizer", [Duchi(1.0), PrivUnitG(1.0)], ids=lambda r: type(r).__name__)
 def test_every_number_of_a_microbatch_is_its_own(randomizer):
     """A side, a length or a direction that two records have in common tells one from the other."""
-    random = Asked()
+    random = Asked(jax.random.key(0), [])
     randomizer.randomize(jnp.ones((4, 9)) / 3, 1.0, random, 7)
     purposes = [purpose for purpose, _ in random.asked]
     assert len(set(purposes)) == len(purposes) >= 3
@@ -149,3 +146,45 @@ def test_microbatches_do_not_share_their_draws():
     vectors, random = jnp.ones((4, 9)) / 3, SeededRandomness(jax.random.key(0))
     first, second = (Duchi(1.0).randomize(vectors, 1.0, random, step) for step in (0, 1))
     assert not np.allclose(first, second)
+
+
+def test_real_messages_of_privunit_lie_on_a_grid_and_point_as_often_along_the_input():
+    vector, eps0, count = np.float32(_direction(5)), 2.0, 40_000
+    real = np.asarray(PrivUnitG(eps0).randomize(jnp.tile(vector, (count, 1)), 1.0, SystemRandomness()), np.float64)
+    threshold = halfspace.best_threshold(eps0, 5)
+    steps = real * halfspace.mean_component(eps0, threshold) * noise.TILTED_STEPS
+    assert np.abs(steps - np.rint(steps)).max() < 1e-5  # the scale is a float32 number
+    assert abs(_bias_in_errors(real, vector)) < 4.5
+    share = halfspace.raised_share(threshold)
+    above = math.exp(eps0) * share * halfspace.blanket(eps0, share)
+    along = steps / noise.TILTED_STEPS @ vector
+    # Rounding blurs the threshold by half a step or less.
+    assert np.mean(along > threshold + 0.3) < above + 4 / math.sqrt(count)
+    assert np.mean(along > threshold - 0.3) > above - 4 / math.sqrt(count)
+    assert real.var(axis=0).sum() == pytest.approx(PrivUnitG(eps0).variance(5, 1.0), rel=0.05)
+
+
+def test_rows_near_a_boundary_are_drawn_again(monkeypatch):
+    monkeypatch.setattr(noise, "TILTED_ERROR", 0.2)  # of five rows with one number two are kept
+    unit, entropy = np.ones((1000, 1)), RepeatableEntropy(3)
+    rows = noise.tilted(unit, 0.0, 0.5, entropy) * noise.TILTED_STEPS
+    assert np.array_equal(rows, np.rint(rows)) and len(set(rows.ravel().tolist())) > 10
+    _, sure = noise._tilted(unit, 0.0, 0.5, entropy)
+    assert 0.4 < sure.mean() < 0.8
+
+
+@pytest.mark.parametrize("eps0", [0.1, 1.0, 8.0, 15.0])
+def test_truths_are_at_most_so_many_times_the_lies(eps0):
+    truths = int(_truths(eps0))
+    assert truths / (2**32 - truths) <= math.exp(eps0)
+    assert truths / (2**32 - truths) >= math.exp(eps0) * (1 - 1e-4) - 1e-3 * math.exp(eps0) * (eps0 > 10)
+
+
+def test_both_signs_of_a_message_have_the_same_bits():
+    """Duchi: whatever the records, the message is one of +m and -m, and m is the direction's alone."""
+    one, other = _direction(33), _direction(33)[::-1]
+    random = SeededRandomness(jax.random.key(4))
+    sent = [np.asarray(Duchi(1.0).randomize(jnp.asarray([v] * 500), 1.0, random)) for v in (one, 0.3 * other)]
+    assert np.array_equal(np.abs(sent[0]), np.abs(sent[1]))
+    assert (sent[0] != sent[1]).any()
+    assert np.array_equal(np.abs(sent[0] / sent[1]), np.ones_like(sent[0]))

@@ -10,9 +10,10 @@ zeros. They differ in the law of the direction they send:
  - `PrivUnitG` (Asi, Feldman, Talwar 2022): a Gaussian vector whose component along the input lies
    above a threshold more often; the threshold is the best one for (eps0, d), found numerically.
 
-Formal guarantee: for real-valued arithmetic the densities of a message under two inputs differ by
-at most e^eps0, for every pair of inputs and every clip. As with any floating-point sampler the
-lowest bits are not covered. The caller clips; a longer vector is treated as one of norm C.
+Formal guarantee: the chances of a message under two inputs differ by a factor of at most e^eps0,
+for every pair of inputs and every clip; where coins are real, in floating point too. Duchi's message
+is plus or minus a vector that no record has a part in, so all its bits say no more than the sign.
+PrivUnitG's is rounded to a public grid. The caller clips; a longer vector is treated as one of norm C.
 """
 
 import math
@@ -20,8 +21,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax.scipy.special import ndtri
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt32
 
 from silodp.privacy import halfspace
 from silodp.privacy.clones import RandomizerName
@@ -74,7 +74,7 @@ class Duchi(Randomizer):
         unit = _on_sphere(vectors, clip, random, step)
         noise = random.normal("randomizer direction", vectors.shape, step)
         direction = noise / jnp.linalg.norm(noise, axis=1, keepdims=True)
-        truthful = random.uniform("randomizer side", vectors.shape[:1], step) < _sigmoid(self.eps0)
+        truthful = random.bits("randomizer side", vectors.shape[:1], step) < _truths(self.eps0)
         same_side = jnp.sum(direction * unit, axis=1) >= 0
         side = jnp.where(same_side == truthful, 1.0, -1.0)
         return (clip * _inverse_tanh_half(self.eps0) * _sphere_factor(vectors.shape[1])) * (side[:, None] * direction)
@@ -98,24 +98,15 @@ class PrivUnitG(Randomizer):
     def randomize(self, vectors: Records, clip: Clip, random: Randomness, step: Step = 0) -> Records:
         unit = _on_sphere(vectors, clip, random, step)
         threshold = halfspace.best_threshold(self.eps0, vectors.shape[1])
-        along = self._component(vectors.shape[0], threshold, random, step)
-        noise = random.normal("randomizer direction", vectors.shape, step)
-        across = noise - jnp.sum(noise * unit, axis=1, keepdims=True) * unit
+        level = self.eps0 - vectors.shape[1] * 2.0**-31  # what rounding may cost where it is real (silodp.noise)
+        share = halfspace.raised_share(threshold)
+        above = math.exp(level) * share * halfspace.blanket(level, share)
         scale = clip / halfspace.mean_component(self.eps0, threshold)
-        return scale * (along[:, None] * unit + across)
+        return scale * random.tilted("randomizer", unit, threshold, above, step)
 
     def variance(self, dimension: int, clip: float) -> float:
         threshold = halfspace.best_threshold(self.eps0, dimension)
         return clip**2 * (halfspace.second_moment(self.eps0, threshold, dimension) - 1)
-
-    def _component(self, count: int, threshold: float, random: Randomness, step: Step) -> Float[Array, " n"]:
-        """The component along the input: a normal number given its side of the threshold."""
-        share = halfspace.raised_share(threshold)
-        above = math.exp(self.eps0) * share * halfspace.blanket(self.eps0, share)
-        is_above = random.uniform("randomizer side", (count,), step) < above
-        uniform = 1.0 - random.uniform("randomizer component", (count,), step)  # in (0, 1]
-        # Inverse of the normal law from the nearer tail; the smallest argument stays off zero.
-        return jnp.where(is_above, -ndtri(uniform * share), ndtri(uniform * (1.0 - share)))
 
 
 def _on_sphere(vectors: Records, clip: Clip, random: Randomness, step: Step) -> Records:
@@ -136,8 +127,10 @@ def _sphere_factor(dimension: int) -> float:
     return math.sqrt(math.pi) * math.exp(log_ratio)
 
 
-def _sigmoid(eps0: float | Float[Array, ""]) -> Float[Array, ""]:
-    return 1.0 / (1.0 + jnp.exp(-jnp.asarray(eps0, jnp.float32)))
+def _truths(eps0: float | Float[Array, ""]) -> UInt32[Array, ""]:
+    """Of 2^32 words, those that tell the right side: at most e^eps0 times those that do not, also in float32."""
+    lies = 1.0 / (1.0 + jnp.exp(jnp.asarray(eps0, jnp.float32)))
+    return ~(lies * (1 + 2.0**-18) * 2.0**32).astype(jnp.uint32)
 
 
 def _inverse_tanh_half(eps0: float | Float[Array, ""]) -> Float[Array, ""]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import jax
@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from silodp import registry
-from silodp.core import Account, Silo, Site, ask, privatised
+from silodp.core import POINT, Account, Shape, Silo, Site, ask, privatised
 from silodp.deploy.shuffler import ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
@@ -97,6 +97,7 @@ class SiloServer:
     def start(self, x0: Array) -> None:
         if self.started:
             raise Refused("start: this run has begun already")
+        self._check_points("start", [x0], [POINT])
         self.started = True
         silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
         self.memory = self.plan.algorithm.remember(silo, x0)
@@ -107,7 +108,7 @@ class SiloServer:
         """The message for one question; the silo's state moves only when it may be sent."""
         compiled = self._compiled(kind, name)
         self._check_fresh(name, round)
-        self._check_public(name, public)
+        self._check_points(f"query {name!r}", public, self.plan.algorithm.queries[name])
         self.end.check(round)
         if round != self.round:
             self.batch_seed = fresh_seed()
@@ -155,15 +156,15 @@ class SiloServer:
         key = jax.random.wrap_key_data(jnp.asarray(batch_seed), impl="threefry2x32")
         return SharedBatch(SystemRandomness(), key, f"batch/{shared}")
 
-    def _check_public(self, name: str, public: list[Array]) -> None:
-        """Arguments have the shapes that the query declares: nothing else may be broadcast."""
+    def _check_points(self, what: str, public: Sequence[Array], declared: Sequence[Shape]) -> None:
+        """Arguments have the shapes that are declared: nothing else may be broadcast."""
         size = self.objective.parameters
-        shapes = [tuple(size if n == "d" else n for n in shape) for shape in self.plan.algorithm.queries[name]]
+        shapes = [tuple(size if n == "d" else n for n in shape) for shape in declared]
         if [point.shape for point in public] != shapes:
             got = [point.shape for point in public]
-            raise Refused(f"query {name!r}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
+            raise Refused(f"{what}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
         if not all(bool(jnp.all(jnp.isfinite(point))) for point in public):
-            raise Refused(f"query {name!r}: a public argument is not finite; the run has diverged, or was meant to")
+            raise Refused(f"{what}: a public argument is not finite; the run has diverged, or was meant to")
 
     def _check_fresh(self, name: str, round: int) -> None:
         if not 0 <= round < self.plan.facts.rounds:
