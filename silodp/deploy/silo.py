@@ -157,8 +157,7 @@ class SiloServer:
 
     def _check_public(self, name: str, public: list[Array]) -> None:
         """Arguments have the shapes that the query declares: nothing else may be broadcast."""
-        size = self.objective.parameters
-        shapes = [tuple(size if n == "d" else n for n in shape) for shape in self.plan.algorithm.queries[name]]
+        shapes = self.plan.algorithm.shapes(name, self.objective.parameters)
         if [point.shape for point in public] != shapes:
             got = [point.shape for point in public]
             raise Refused(f"query {name!r}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
