@@ -139,7 +139,9 @@ class RecordMean(eqx.Module):
 
     def release(self) -> Release:
         mean = self.mean()
-        bound = jnp.inf if self.clip is None else MOVES * self.clip / self.batch.divisor
+        # A clip below zero (of a schedule that went too far) bounds nothing; infinite, the bound lets nothing out.
+        clip = jnp.inf if self.clip is None else jnp.where(self.clip < 0, jnp.inf, self.clip)
+        bound = MOVES * clip / self.batch.divisor
         return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
 
     def summed(self, change: Change) -> Vector:
@@ -461,6 +463,10 @@ class Algorithm(eqx.Module):
         """What the run releases about one silo's records when the silo takes part in these rounds."""
         raise NotImplementedError
 
+    def shapes(self, query: str, parameters: int) -> list[tuple[int, ...]]:
+        """Of a query's public arguments, for a model of so many parameters."""
+        return [tuple(parameters if n == "d" else int(n) for n in shape) for shape in self.queries[query]]
+
     def stream_of(self, query: str) -> str:
         """The stream that a query's answer belongs to."""
         return query
@@ -468,6 +474,34 @@ class Algorithm(eqx.Module):
     def optimal_shares(self, rounds: int) -> dict[str, float] | None:
         """Each stream's share of mu^2 that a guess of the run's path makes best; None: no guess."""
         return None
+
+
+class Door:
+    """A federation as an algorithm's `round` sees it: what message mode has too, and only questions that silos answer.
+
+    What is not in `queries` nobody has followed (silodp.flow), so it must not be asked in a simulation either.
+    """
+
+    def __init__(self, fed: Federation, algorithm: Algorithm, parameters: int):
+        self.round, self.silos, self.present = fed.round, fed.silos, fed.present
+        self.cond, self.coin = fed.cond, fed.coin
+        self._fed, self._algorithm, self._parameters = fed, algorithm, parameters
+
+    def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
+        self._check(query, public)
+        return self._fed.mean(query, *public)
+
+    def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
+        self._check(task, public)
+        return self._fed.local(index, task, *public)
+
+    def _check(self, query: Callable[..., Answer], public: Sequence[Array]) -> None:
+        name, known = getattr(query, "__name__", repr(query)), self._algorithm.queries
+        if name not in known:
+            raise ValueError(f"query {name!r}: silos answer {', '.join(known)}; add it to `queries`")
+        given, declared = [jnp.shape(each) for each in public], self._algorithm.shapes(name, self._parameters)
+        if given != declared:
+            raise ValueError(f"query {name!r}: public arguments of shapes {given}; `queries` declares {declared}")
 
 
 def distance(x: Vector, y: Vector) -> Scalar:

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from silodp.doubles import Double
+from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.gradients import clipped_sum, engine_for, per_record, record_factors, sum_factors
 from silodp.gradients.blocks import RUN
@@ -102,6 +103,36 @@ class ModelObjective(eqx.Module):
 
     def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
         return jax.vmap(self.model.loss, in_axes=(None, 0))(self.unravel(x), records)
+
+
+CALLBACKS = ("pure_callback", "io_callback")
+
+
+def sees_several(traced: Any) -> str | None:
+    """An operation in a record's (traced) function to which a batch is shown as a whole; None: there is none.
+
+    Only what is computed record by record can be clipped record by record.
+    """
+    jaxpr = getattr(traced, "jaxpr", traced)
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("custom_vmap_call", *CALLBACKS):
+            return equation.primitive.name
+        inner = jax.tree.leaves(equation.params, is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr"))
+        for part in inner:
+            found = sees_several(part) if hasattr(getattr(part, "jaxpr", part), "eqns") else None
+            if found is not None:
+                return found
+    return None
+
+
+def refuse_shared_loss(objective: ModelObjective, record: PyTree) -> None:
+    params = objective.unravel(jnp.zeros(objective.parameters))
+    several = sees_several(jax.make_jaxpr(objective.model.loss)(params, record))
+    if several is not None:
+        raise ConfigError(
+            f"model {objective.model.name!r}: its loss uses {several}, which sees several records at once; "
+            "a record's gradient must be its own"
+        )
 
 
 def flat(doubles: PyTree) -> Double:

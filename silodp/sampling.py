@@ -81,6 +81,9 @@ class Full(BatchRule):
     def sampling(self, records: int) -> kinds.Sampling:
         return kinds.Full()
 
+    def check(self, name: str, records: int) -> None:
+        _check_sum(name, records)
+
 
 BLOCK = 64
 MOST_COMPARED = 1 << 18  # beyond, a binary search for every slot is quicker
@@ -213,6 +216,10 @@ class TwoLevel(Poisson):
     def bound_over_clip(self, records: Any) -> Any:
         return self.moves(records)[1]
 
+    def check(self, name: str, records: int) -> None:
+        super().check(name, records)
+        _check_sum(name, records)
+
     def sampling(self, records: int) -> kinds.Sampling:
         undrawn, drawn = self.moves(records)
         return kinds.TwoLevel(self.batch, records, undrawn / drawn)
@@ -243,7 +250,16 @@ def poisson_capacity(batch: int) -> int:
     return batch + math.ceil(exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * batch))
 
 
+def _check_sum(name: str, records: int) -> None:
+    if records > MOST_RECORDS:
+        raise ValueError(
+            f"data: silo {name!r} has {records} records; the rounding of sums is proven up to {MOST_RECORDS}: "
+            "give algorithm.batch, or split the silo"
+        )
+
+
 def _check_size(name: str, batch: int, records: int) -> None:
+    _check_sum(name, batch)
     if batch > records:
         raise ValueError(
             f"algorithm.batch = {batch} exceeds the {records} records of silo {name!r}; give at most {records}"

@@ -12,6 +12,7 @@ from silodp.doubles import Double, exact, two_product
 from silodp.gradients import Regularised, dense, embed
 from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, in_runs, whole_runs
 from silodp.gradients.structured import CANCELLED, PENALISED_RUN
+from silodp.sampling import Full, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")
 CLIP = 1.001  # above the norm of every crafted record: clipping leaves their bits as they are
@@ -191,3 +192,9 @@ def test_tokens_that_cancel_within_a_record_are_not_rounded_against_others():
 
     sums = exact(summed(jnp.linspace(-clip, clip, 401)))[:, 0, 0]
     assert sums.max() - sums.min() <= 2 * clip * (1 + SLACK)
+
+
+@pytest.mark.parametrize("rule", [Full(), Poisson(MOST_RECORDS + 1), TwoLevel(5)])
+def test_a_sum_that_is_too_long_for_the_proof_is_refused(rule):
+    with pytest.raises(ValueError, match="silo 'large' has .* records; the rounding of sums is proven up to 4194304"):
+        rule.check("large", MOST_RECORDS + 1)

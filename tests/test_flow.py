@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.custom_batching import custom_vmap
 
+import silodp
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.gradient import GradientDescent
 from silodp.config import ModelConfig
-from silodp.core import POINT, Algorithm, Answer, Public, Release, Silo, Vector
+from silodp.core import POINT, Algorithm, Answer, Public, RecordMean, Release, Silo, Statistic, Stream, Vector
 from silodp.errors import ConfigError
-from silodp.facts import Facts
-from silodp.flow import Findings, examine, refuse_leaks
+from silodp.facts import Declared, Facts
+from silodp.flow import Findings, examine, expected, refuse_leaks
 from silodp.models import model_of
-from silodp.objective import ModelObjective, build_objective, example_record
+from silodp.objective import ModelObjective, build_objective, example_record, refuse_shared_loss
 from silodp.plan.plan import Plan, make_plan
+from silodp.privacy import kinds
 from silodp.prox import build_prox
-from silodp.sampling import Poisson
+from silodp.sampling import BatchRule, Full, Poisson
 from tests.cases import CASES, case
 
 RECORDS = 25
@@ -52,7 +58,8 @@ def records() -> Any:
 
 
 def found(algorithm: Algorithm, objective: ModelObjective, plan: Plan) -> Findings:
-    return examine(algorithm, objective, plan.noised, records(), plan.streams)
+    streams = tuple(tuple(algorithm.releases(i, FACTS.sizes, range(4))) for i in range(FACTS.silos))
+    return examine(algorithm, objective, plan.noised, records(), expected(Declared(FACTS, streams)))
 
 
 @pytest.mark.parametrize(("name", "trust"), ONCE, ids=[name for name, _ in ONCE])
@@ -155,6 +162,29 @@ class MemoryOfRecords(GradientDescent):
         return Public(silo.memory)
 
 
+class ByTheHost(GradientDescent):
+    """What the host gives back may be anything that it was shown before."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        return Public(jax.pure_callback(lambda: np.zeros(6, np.float32), jax.ShapeDtypeStruct(x.shape, x.dtype)))
+
+
+class ByAMutableArray(GradientDescent):
+    """Written into a mutable array, and read from it."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        kept = jax.new_ref(jnp.zeros_like(x))
+        kept[...] = silo.mean([x], [1.0], self.clip, "value").release().value
+        return Public(kept[...])
+
+
+class NoiseOfARelease(GradientDescent):
+    """The numbers that a simulation adds to the stream: whoever has both has the mean."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        return Public(silo.randomness.normal("noise/value", x.shape))
+
+
 class BatchSize(GradientDescent):
     """How many records a Poisson batch happened to have."""
 
@@ -205,6 +235,9 @@ MISTAKES: dict[type[GradientDescent], str] = {
     RememberedMean: "query 'other': its Public answer",
     MemoryOfRecords: "its Public answer",
     BatchSize: "its Public answer",
+    ByTheHost: "its Public answer",
+    ByAMutableArray: "its Public answer",
+    NoiseOfARelease: "its Public answer",
     WorkOfRecords: "the work told in the header",
     ReleaseIfRecords: "the count of 'value'",
     CentredStatistic: "what the statistic of stream 'value' is computed with",
@@ -236,12 +269,18 @@ class Privatised(GradientDescent):
 
         return Public(silo.loop(3, step, x))
 
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Any) -> list[Stream]:
+        return [Stream("value", 3 * len(rounds), self.batch, local=True)]
+
 
 class PublicStatistic(GradientDescent):
     """A statistic may close over what is public."""
 
     def value(self, silo: Silo, x: Vector) -> Answer:
         return silo.statistic(lambda record: record[0] * x[0], 1.0, "value")
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Any) -> list[Stream]:
+        return [Stream("value", len(rounds), self.batch, dimension=5)]
 
 
 class PublicBranch(GradientDescent):
@@ -250,6 +289,9 @@ class PublicBranch(GradientDescent):
     def value(self, silo: Silo, x: Vector) -> Answer:
         mean = silo.mean([x], [1.0], self.clip, "value")
         return Public(silo.cond(silo.round > 0, lambda: silo.privatise(mean), lambda: x))
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Any) -> list[Stream]:
+        return [Stream("value", 3 * len(rounds), self.batch, local=True)]
 
 
 class SmallBound(GradientDescent):
@@ -267,8 +309,148 @@ def test_what_is_privatised_may_leave(kind, objective, plan):
     refuse_leaks("mine", findings)
 
 
-def test_a_stated_bound_is_told(objective, plan):
-    assert found(built(SmallBound), objective, plan) == Findings({"value"}, [])
+class ChangedValue(GradientDescent):
+    """The library's own release, with another value in it."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        computed = silo.mean([x], [1.0], self.clip, "value").release()
+        return dataclasses.replace(computed, value=100 * computed.value, rest=None)
+
+
+class ChangedBatch(GradientDescent):
+    """The library's own mean, with every record a hundredfold in it."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        mean = silo.mean([x], [1.0], self.clip, "value")
+        return eqx.tree_at(lambda m: m.batch.weights, mean, 100 * mean.batch.weights)
+
+
+class DrawnByHand(GradientDescent):
+    """A batch that the author drew: whether another release has it too, nobody knows."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        return silo.mean([x], [1.0], self.clip, "value", self.batch.draw(silo, "value"))
+
+
+class MeanByHand(GradientDescent):
+    """A mean of vectors that are all centred by a mean of the records."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        middle = silo.records[0].mean()
+        return RecordMean(Statistic(lambda z: x + middle, x.size), self.batch.draw(silo, "value"), 1.0, "value")
+
+
+class RuleOfOnesOwn(GradientDescent):
+    """A batch rule that says itself how seldom it draws a record."""
+
+    class Seldom(Full):
+        def sampling(self, records: int) -> kinds.Sampling:
+            return kinds.Poisson(0.01)
+
+    batch: BatchRule = Seldom()
+
+
+class ObjectiveOfOnesOwn(GradientDescent):
+    """Gradients of another objective: who knows whether it clips."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        silo.objective = dataclasses.replace(silo.objective, engine="general")  # type: ignore[type-var]
+        return silo.mean([x], [1.0], self.clip, "value")
+
+
+STATES = [SmallBound, ChangedValue, ChangedBatch, DrawnByHand, MeanByHand, RuleOfOnesOwn, ObjectiveOfOnesOwn]
+
+
+@pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__)
+def test_a_bound_that_the_library_did_not_compute_is_told(kind, objective, plan):
+    assert found(built(kind), objective, plan) == Findings({"value"}, [])
+
+
+# --- releases that are not the declared ones ----------------------------------------------------------------
+
+
+class ForgottenBatch(GradientDescent):
+    """Declares small batches, but all records answer: far too little noise."""
+
+    batch: BatchRule = Poisson(4)
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        return silo.mean([x], [1.0], self.clip, "value")
+
+
+class UndeclaredPlace(GradientDescent):
+    """Noise in the silo, of a stream that a channel may account otherwise."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        return Public(silo.privatise(silo.mean([x], [1.0], self.clip, "value")))
+
+
+class UndeclaredSize(GradientDescent):
+    """Declares so many numbers that a mask of rand-k would hide nearly everything."""
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Any) -> list[Stream]:
+        return [Stream("value", len(rounds), self.batch, dimension=10_000)]
+
+
+class ReleasedBefore(GradientDescent):
+    """A release before the first round, where nobody counts."""
+
+    def remember(self, silo: Silo, x0: Vector) -> Vector:
+        return silo.privatise(silo.mean([x0], [1.0], self.clip, "value"))
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        return Public(silo.memory)
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Any) -> list[Stream]:
+        return [Stream("value", len(rounds), self.batch, local=True)]
+
+
+@custom_vmap
+def centred(a: Any) -> Any:
+    return a
+
+
+@centred.def_vmap
+def _(axis_size: int, in_batched: Any, a: Any) -> Any:
+    return a - a.mean(0), True
+
+
+class SeveralRecords(GradientDescent):
+    """A function of a record that sees the batch."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        return silo.statistic(lambda record: x + jax.jit(centred)(record[0]).sum(), 1.0, "value")
+
+
+OTHERS: dict[type[GradientDescent], str] = {
+    ForgottenBatch: r"batches are drawn by Full\(\), but releases\(\) declares Poisson\(batch=4\)",
+    UndeclaredPlace: r"noise is added in the silo, but releases\(\) declares local=False",
+    UndeclaredSize: r"has 6 numbers; declare dimension=6 in releases\(\), not 10000",
+    ReleasedBefore: "is released by `remember`, where nothing is counted",
+    SeveralRecords: "uses custom_vmap_call, which sees several records at once",
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
+def test_a_release_that_is_not_the_declared_one_is_refused(kind, objective, plan):
+    with pytest.raises(ConfigError, match=rf"algorithm\.name = 'mine': stream 'value': .*{OTHERS[kind]}"):
+        refuse_leaks("mine", found(built(kind), objective, plan))
+
+
+def test_releases_in_a_stack_are_refused(objective, plan):
+    class Stacked(GradientDescent):
+        def value(self, silo: Silo, x: Vector) -> Answer:
+            one = lambda w: silo.privatise(silo.mean([w], [1.0], self.clip, "value"))
+            return Public(jax.vmap(one)(jnp.stack([x, x])).mean(0))
+
+    with pytest.raises(ValueError, match="many releases would be counted as one"):
+        found(built(Stacked), objective, plan)
+
+
+def test_a_loss_that_sees_several_records_is_refused():
+    model = silodp.from_loss(lambda x, record: jnp.sum(x * centred(record[0])), lambda key: jnp.zeros(5), name="mine")
+    with pytest.raises(ConfigError, match=r"model 'mine': its loss uses custom_vmap_call, which sees several records"):
+        refuse_shared_loss(build_objective(model, example_record(FACTS), "general"), example_record(FACTS))
 
 
 def test_other_answers_are_refused(objective, plan):

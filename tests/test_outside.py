@@ -16,7 +16,9 @@ from silodp.algorithms import find
 from silodp.audit.check import check
 from silodp.config import Config, parse_config
 from silodp.errors import ConfigError
+from silodp.facts import Facts
 from silodp.plan.account import account
+from silodp.plan.plan import make_plan
 from silodp.run.runner import prepare, train
 from silodp.run.sweep import sweep
 from tests.conftest import made_data
@@ -160,6 +162,43 @@ def test_a_bound_that_is_too_small_is_not_vouched_for(tmp_path):
     statement = json.loads((tmp_path / "run" / "certificate.json").read_text())
     assert statement["bounds"] == {"value": "stated by the author, not verified"}
     assert "Bound of value: stated by the author, not verified." in (tmp_path / "run" / "certificate.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [("Unlisted", ValueError, "query 'other': silos answer value; add it to `queries`"),
+     ("Reader", AttributeError, "no attribute 'data'")],
+)  # fmt: skip
+def test_a_simulation_answers_no_more_than_silos_do(name, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        train(wrong(name), data=DATA, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "certificate.json").exists()
+
+
+def test_releases_that_the_account_cannot_mean_are_refused():
+    twice = lambda trust, **options: make_plan(
+        parse_config(
+            {
+                "algorithm": {"name": "tests.outside.wrong:Twice", "clip": 1.0, "step_size": 0.3, "rounds": 4}
+                | options,
+                "privacy": {"trust": trust, "epsilon": 4.0, "delta": 1e-4},
+            }
+        ),
+        Facts((40, 25, 31), ("a", "b", "c"), parameters=6),
+    )
+    assert twice("untrusted").streams == ("value",)
+    with pytest.raises(ConfigError, match=r"one pass .* in one release a round, but 8 are declared for 4 rounds"):
+        twice("untrusted", sampling="one-pass")
+    with pytest.raises(ConfigError, match="more than 1 message a round; the algorithm's property `together`"):
+        twice("shuffled", batch=4, sampling="fixed")
+    with pytest.raises(ConfigError, match="give each once, and the same for every silo"):
+        prepare(wrong("Uneven"), DATA)
+
+
+def test_a_clip_below_zero_lets_nothing_out(tmp_path):
+    finished = train(wrong("Shrinking"), data=DATA, out=tmp_path / "run")
+    assert np.isfinite(finished.history[1]["objective"])
+    assert np.isnan(finished.history[2]["objective"]), "round 3 clips at less than nothing: no noise fits"
 
 
 @pytest.mark.slow

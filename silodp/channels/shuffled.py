@@ -112,6 +112,7 @@ class Shuffled(Channel):
 
     def check(self, declared: Declared, options: Any) -> None:
         check_alike(declared, options)
+        check_together(declared)
 
     def accounted(self, declared: Declared, silo: int, streams: Sequence[Stream]) -> list[Releases]:
         """Everything a record sends through the shuffler is one line; local steps are the silo's own."""
@@ -295,6 +296,18 @@ def check_alike(declared: Declared, options: Any) -> None:
             raise ConfigError(
                 f"algorithm.weights = {options.weights!r}: under a shuffler every message counts alike; "
                 "use 'size' with full batches, 'equal' with algorithm.batch"
+            )
+
+
+def check_together(declared: Declared) -> None:
+    """A round's messages are computed on one batch: so many as the account takes together."""
+    for silo, streams in enumerate(declared.streams):
+        sent = [s for s in streams if not (s.local or s.alone)]
+        most = declared.together * len(declared.facts.rounds_of(silo))
+        if sum(s.count for s in sent) > most:
+            raise ConfigError(
+                f"releases(): streams {[s.name for s in sent]} have more than {declared.together} message a round; "
+                "the algorithm's property `together` must say how many there are"
             )
 
 

@@ -156,10 +156,16 @@ class SiloServer:
         key = jax.random.wrap_key_data(jnp.asarray(batch_seed), impl="threefry2x32")
         return SharedBatch(SystemRandomness(), key, f"batch/{shared}")
 
+<<<<<<< HEAD
     def _check_points(self, what: str, public: Sequence[Array], declared: Sequence[Shape]) -> None:
         """Arguments have the shapes that are declared: nothing else may be broadcast."""
         size = self.objective.parameters
         shapes = [tuple(size if n == "d" else n for n in shape) for shape in declared]
+=======
+    def _check_public(self, name: str, public: list[Array]) -> None:
+        """Arguments have the shapes that the query declares: nothing else may be broadcast."""
+        shapes = self.plan.algorithm.shapes(name, self.objective.parameters)
+>>>>>>> wt-review
         if [point.shape for point in public] != shapes:
             got = [point.shape for point in public]
             raise Refused(f"{what}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import PyTree
 
 from silodp import flow, registry, vouched
-from silodp.objective import Objective
+from silodp.objective import ModelObjective, refuse_shared_loss
 from silodp.plan.plan import Plan
 
 COMPUTED = "computed by the library"
@@ -16,7 +16,7 @@ PROVED = "proved for this algorithm (docs/privacy.md)"
 STATED = "stated by the author, not verified"
 
 
-def vouched_bounds(plan: Plan, objective: Objective, records: PyTree) -> dict[str, str]:
+def vouched_bounds(plan: Plan, objective: ModelObjective, records: PyTree) -> dict[str, str]:
     """Follow records through the queries, refuse leaks, and say of each stream where its bound comes from.
 
     `records`: all silos', stacked; only shapes and types are looked at. A run without privacy promises nothing.
@@ -34,16 +34,19 @@ _examined: dict[Any, flow.Findings] = {}
 MOST_EXAMINED = 256
 
 
-def examined(plan: Plan, objective: Objective, records: PyTree) -> flow.Findings:
+def examined(plan: Plan, objective: ModelObjective, records: PyTree) -> flow.Findings:
     """What was found, once for all settings of a sweep that run the same program."""
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), records)
     parts = (plan.algorithm, plan.noised, objective)
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(one))
-    key = jax.tree.structure(parts), shapes
+    declared = flow.expected(plan.declared)
+    key = jax.tree.structure(parts), shapes, tuple(declared.items())
     if key not in _examined:
         if len(_examined) >= MOST_EXAMINED:
             _examined.clear()
-        _examined[key] = flow.examine(plan.algorithm, objective, plan.noised, one, plan.streams)
+        record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one)
+        refuse_shared_loss(objective, record)
+        _examined[key] = flow.examine(plan.algorithm, objective, plan.noised, one, declared)
     return _examined[key]
 
 

@@ -323,9 +323,18 @@ def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
 
 def check_batches(algorithm: Algorithm, facts: Facts, rounds: int) -> None:
     """The smallest silo first: what it allows, all do."""
+    names = [s.name for s in algorithm.releases(0, facts.sizes, range(rounds))]
     for i in sorted(range(facts.silos), key=lambda i: facts.sizes[i]):
-        for stream in algorithm.releases(i, facts.sizes, range(rounds)):
+        streams = algorithm.releases(i, facts.sizes, range(rounds))
+        if [s.name for s in streams] != names or len(set(names)) != len(names):
+            raise ValueError(f"releases(): streams {names} of silo 0; give each once, and the same for every silo")
+        for stream in streams:
             stream.batch.check(facts.names[i], facts.sizes[i])
+            if stream.batch.sampling(facts.sizes[i]).one_pass and stream.count > rounds:
+                raise ValueError(
+                    f"stream {stream.name!r}: one pass over the data is in one release a round, but {stream.count} are "
+                    f"declared for {rounds} rounds; use batches of another kind, or a stream for each question"
+                )
 
 
 def within_budget(config: Config, facts: Facts) -> Config:

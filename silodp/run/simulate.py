@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
-from silodp.core import SETTINGS, Algorithm, Vector
+from silodp.core import SETTINGS, Algorithm, Door, Vector
 from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.run.federation import Ends, Silos, SimulatedFederation, opening
@@ -84,7 +84,7 @@ def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
         carry.round,
         carry.ends,
     )
-    state = setting.algorithm.round(carry.state, fed)
+    state = setting.algorithm.round(carry.state, Door(fed, setting.algorithm, problem.objective.parameters))
     drawn = jnp.where(carry.round == drawn_round(setting.key, problem.rounds), state.x, carry.drawn)
     return Carry(carry.round + 1, state, fed.ends, drawn)
 

@@ -1,7 +1,9 @@
-"""Three mistakes that once were certified."""
+"""Mistakes that once were certified."""
 
-from silodp.algorithms.gradient import GradientDescent
-from silodp.core import Public, Release
+from typing import ClassVar
+
+from silodp.algorithms.gradient import GradientDescent, State
+from silodp.core import POINT, Public, Release, Stream
 
 
 class RawPublic(GradientDescent):
@@ -24,3 +26,54 @@ class Silent(GradientDescent):
 
     def releases(self, silo, sizes, rounds):
         return []
+
+
+class Unlisted(GradientDescent):
+    """Asks what `queries` does not name, so that nobody has looked at it."""
+
+    def round(self, state, fed):
+        fed.mean(self.value, state.x)
+        return State(state.x - self.step_size * fed.mean(self.other, state.x))
+
+    def other(self, silo, x):
+        return Public(silo.mean([x], [1.0], self.clip, "value", self.batch).release().value)
+
+
+class Reader(GradientDescent):
+    """Reads the records of a simulation past all questions."""
+
+    def round(self, state, fed):
+        return State(fed.mean(self.value, state.x) + fed.data.records[0].mean())
+
+
+class Twice(GradientDescent):
+    """Asks twice a round and has one stream for both."""
+
+    queries: ClassVar = {"value": (POINT,), "again": (POINT,)}
+
+    def round(self, state, fed):
+        half = state.x - self.step_size * fed.mean(self.value, state.x)
+        return State(state.x - self.step_size * fed.mean(self.again, half))
+
+    def again(self, silo, x):
+        return silo.mean([x], [1.0], self.clip, "value", self.batch)
+
+    def stream_of(self, query):
+        return "value"
+
+    def releases(self, silo, sizes, rounds):
+        return [Stream("value", 2 * len(rounds), self.batch)]
+
+
+class Uneven(GradientDescent):
+    """Another stream for one silo than for the others."""
+
+    def releases(self, silo, sizes, rounds):
+        return [Stream("value" if silo == 0 else "other", len(rounds), self.batch)]
+
+
+class Shrinking(GradientDescent):
+    """A clip that shrinks with the rounds, through zero."""
+
+    def value(self, silo, x):
+        return silo.mean([x], [1.0], self.clip * (1 - silo.round / 2), "value", self.batch)
