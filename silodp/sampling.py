@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from silodp.gradients.blocks import SLACK, whole_runs
+from silodp.gradients.blocks import MOST_RECORDS, SLACK, whole_runs
 from silodp.privacy import kinds
 from silodp.randomness import Randomness
 

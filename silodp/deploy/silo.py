@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from silodp import registry
-from silodp.core import POINT, Account, Shape, Silo, Site, ask, privatised
+from silodp.core import Account, Silo, Site, ask, privatised
 from silodp.deploy.shuffler import ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
@@ -97,7 +97,7 @@ class SiloServer:
     def start(self, x0: Array) -> None:
         if self.started:
             raise Refused("start: this run has begun already")
-        self._check_points("start", [x0], [POINT])
+        self._check_points("start", [x0], [(self.objective.parameters,)])
         self.started = True
         silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
         self.memory = self.plan.algorithm.remember(silo, x0)
@@ -108,7 +108,8 @@ class SiloServer:
         """The message for one question; the silo's state moves only when it may be sent."""
         compiled = self._compiled(kind, name)
         self._check_fresh(name, round)
-        self._check_points(f"query {name!r}", public, self.plan.algorithm.queries[name])
+        shapes = self.plan.algorithm.shapes(name, self.objective.parameters)
+        self._check_points(f"query {name!r}", public, shapes)
         self.end.check(round)
         if round != self.round:
             self.batch_seed = fresh_seed()
@@ -156,16 +157,8 @@ class SiloServer:
         key = jax.random.wrap_key_data(jnp.asarray(batch_seed), impl="threefry2x32")
         return SharedBatch(SystemRandomness(), key, f"batch/{shared}")
 
-<<<<<<< HEAD
-    def _check_points(self, what: str, public: Sequence[Array], declared: Sequence[Shape]) -> None:
+    def _check_points(self, what: str, public: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
         """Arguments have the shapes that are declared: nothing else may be broadcast."""
-        size = self.objective.parameters
-        shapes = [tuple(size if n == "d" else n for n in shape) for shape in declared]
-=======
-    def _check_public(self, name: str, public: list[Array]) -> None:
-        """Arguments have the shapes that the query declares: nothing else may be broadcast."""
-        shapes = self.plan.algorithm.shapes(name, self.objective.parameters)
->>>>>>> wt-review
         if [point.shape for point in public] != shapes:
             got = [point.shape for point in public]
             raise Refused(f"{what}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
