@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -363,6 +363,7 @@ def privatised(answer: Answer) -> Vector:
     return answer.value
 
 
+@runtime_checkable
 class Federation(Protocol):
     """An algorithm's only access to data. `round` counts from 0 and is public, as is every argument of a query.
 

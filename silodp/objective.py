@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -22,6 +22,7 @@ from silodp.records import map_parts
 Vector = Float[Array, " d"]
 
 
+@runtime_checkable
 class Objective(Protocol):
     """All that algorithms, channels and measurements ask of a loss; another backend may stand behind it.
 

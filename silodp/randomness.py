@@ -12,7 +12,7 @@ different steps of one purpose, give independent numbers.
 import os
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -35,6 +35,7 @@ SMALLEST = 2.0**-60  # of numbers that are put on a grid
 SERVER = -1  # the server's place among the silos, for its keys
 
 
+@runtime_checkable
 class Randomness(Protocol):
     """A source of random numbers that can be drawn from inside compiled code."""
 

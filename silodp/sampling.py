@@ -8,7 +8,7 @@ published guarantees for it are false.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -36,6 +36,7 @@ class Batch(eqx.Module):
     rows: Int[Array, " b"]  # where the records stand in the silo; padding points behind the last row
 
 
+@runtime_checkable
 class Drawer(Protocol):
     """What a batch rule may look at: one silo's records, its public size, the round and the silo's coins."""
 

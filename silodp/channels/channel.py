@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -76,6 +76,7 @@ class Form(NamedTuple):
     smaller: int = 1
 
 
+@runtime_checkable
 class Asked(Protocol):
     """What an algorithm's registry entry says about the channel it wants (silodp.algorithms.Entry)."""
 
