@@ -21,7 +21,7 @@ from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, c
 from silodp.audit.coins import given_coins, is_read_by_coins
 from silodp.audit.observe import View, observe
 from silodp.audit.rows import BLIND, EXCEEDED, OK, REPEATED, Row
-from silodp.audit.shuffled import Attacks, Found, message_data, message_model
+from silodp.audit.shuffled import BATCH, Attacks, Found, message_data, message_model
 from silodp.channels.channel import Form
 from silodp.config import Config, parse_config
 from silodp.errors import ConfigError
@@ -207,7 +207,9 @@ def small_run(case: Case, seed: int) -> Config:
     options: dict[str, Any] = {"name": case.name, "rounds": ROUNDS, "step_size": STEP_SIZE} | dict(entry.example)
     if registry.find("channel", case.trust).weighs_by_size:
         options["weights"] = "equal" if "batch" in options else "size"  # all messages count alike
-    if not case.form.per_record:
+    if case.form.per_record:
+        options |= {key: BATCH for key in ("batch", "batch_local", "batch_first") if key in options}
+    else:
         least, coordinates = min(sizes_of(case)), sum(sizes_of(case))
         half = least // 2
         chunk = least // ROUNDS if entry.sampling in ("one-pass", "cumulative") else half
