@@ -65,8 +65,7 @@ def test_local_audit_is_sharp_and_catches_a_doubled_level():
 
 
 def _count_reading(eps0: float):
-    events = [many_on_side(_released(Duchi(eps0), sign), DIRECTION) for sign in (1, -1)]
-    return advantage(*events)
+    return advantage(*many_on_side(np.stack([_released(Duchi(eps0), sign) for sign in (1, -1)]), DIRECTION))
 
 
 def test_shuffled_count_stays_within_the_claim_and_catches_a_doubled_level():

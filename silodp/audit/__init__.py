@@ -24,7 +24,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from silodp.audit.table import Row, audit, plain, render
+from silodp.audit.rows import Row, plain, render
+from silodp.audit.table import audit
 
 __all__ = ["Row", "audit", "plain", "render"]
 

@@ -17,6 +17,9 @@ from scipy.stats import norm as gaussian
 
 Scores = Float[np.ndarray, " m"]
 RIDGE = 1e-9  # noise that repeats makes the covariance singular
+# A reading convicts beyond so many: by chance once in 30,000 readings, hence once in some 200 whole tables.
+STANDARD_ERRORS = 4
+NOTICED = 2  # standard errors of a release's shift, below which the filter takes it for nothing
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,18 @@ class Reading:
 
     @property
     def least(self) -> float:
-        return self.mu - 3 * self.error
+        return self.mu - STANDARD_ERRORS * self.error
 
     @property
     def most(self) -> float:
-        return self.mu + 3 * self.error
+        return self.mu + STANDARD_ERRORS * self.error
+
+    def convicts_from(self, claim: float) -> float:
+        """The factor by which noise has to be too small for a reading like this one to exceed the claim.
+
+        A reading grows like the factor, its error at most as fast.
+        """
+        return max(1.0, claim / self.least) if self.least > 0 else math.inf
 
 
 def agreement(
@@ -49,10 +59,17 @@ def agreement(
     covariance = np.atleast_2d(np.cov(noise[used] / spread[used, None])) + RIDGE * np.eye(int(used.sum()))
     scores = np.empty(signs.size)
     for half in (0, 1):
-        shift = pulls[:, 1 - half :: 2].mean(axis=1)
+        shift = noticed(pulls[:, 1 - half :: 2])
         filter_ = np.linalg.solve(covariance, shift)
         scores[half::2] = filter_ @ pulls[:, half::2] / math.sqrt(filter_ @ covariance @ filter_)
     return scores
+
+
+def noticed(pulls: Float[np.ndarray, "r m"]) -> Float[np.ndarray, " r"]:
+    """The mean pull in each release; those that may well be nothing would only add their noise to the score."""
+    shift = pulls.mean(axis=1)
+    clear = np.abs(shift) * math.sqrt(pulls.shape[1]) > NOTICED
+    return np.where(clear, shift, 0.0) if clear.any() else shift
 
 
 def separation(groups: list[Scores]) -> Reading:
@@ -72,6 +89,12 @@ def guessing(groups: list[Scores]) -> Reading:
     right = min(float(np.mean((1 + np.sign(scores)) / 2)), 1 - 1 / count)  # without any sign of it, a coin decides
     mu = 2 * float(gaussian.ppf(right))
     return Reading(mu, 2 * math.sqrt(right * (1 - right) / count) / float(gaussian.pdf(mu / 2)))
+
+
+def frequency(happened: np.ndarray) -> Reading:
+    """How often something happens."""
+    share = float(np.mean(happened))
+    return Reading(share, math.sqrt(share * (1 - share) / happened.size))
 
 
 def repeated_noise(noise: Float[np.ndarray, "r b"]) -> float:

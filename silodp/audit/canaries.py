@@ -31,12 +31,16 @@ DRIFT = STEP_SIZE * CLIP / len(PATTERN)  # of the clock in one step of plain gra
 
 @dataclass(frozen=True)
 class Canaries:
-    """All silos' records in order: who they are, whose they are, and the signs an adversary is to guess."""
+    """All silos' records in order: who they are, whose they are, and the signs an adversary is to guess in each run."""
 
     kind: Int[np.ndarray, " d"]
     silo: Int[np.ndarray, " d"]
     position: Int[np.ndarray, " d"]
-    sign: Float[np.ndarray, " d"]
+    sign: Float[np.ndarray, "runs d"]
+
+    @property
+    def runs(self) -> int:
+        return self.sign.shape[0]
 
     @property
     def blank(self) -> Bool[np.ndarray, " d"]:
@@ -44,17 +48,17 @@ class Canaries:
         return self.kind == DRIVER
 
 
-def make_canaries(seed: int, sizes: tuple[int, ...] = SIZES) -> Canaries:
+def make_canaries(seed: int, sizes: tuple[int, ...] = SIZES, runs: int = 1) -> Canaries:
     position = np.concatenate([np.arange(n) for n in sizes])
-    sign = np.random.default_rng(seed).choice([-1.0, 1.0], position.size)
+    sign = np.random.default_rng(seed).choice([-1.0, 1.0], (runs, position.size))
     return Canaries(np.array(PATTERN)[position % len(PATTERN)], np.repeat(np.arange(len(sizes)), sizes), position, sign)
 
 
-def canary_data(canaries: Canaries) -> FederatedData:
+def canary_data(canaries: Canaries, run: int = 0) -> FederatedData:
     rows = np.array([FEATURES[k] for k in canaries.kind])
     spare = np.zeros(canaries.kind.size)  # five features, as the example options of algorithms expect
     features = np.column_stack([np.arange(canaries.kind.size), rows, spare]).astype(np.float32)
-    sign = canaries.sign.astype(np.float32)
+    sign = canaries.sign[run].astype(np.float32)
 
     def silo(i: int) -> SiloData:
         own = canaries.silo == i
@@ -62,6 +66,11 @@ def canary_data(canaries: Canaries) -> FederatedData:
 
     silos = tuple(silo(i) for i in range(canaries.silo.max() + 1))
     return FederatedData("canaries", silos, None, "regression", (), (Note(True, "made for an audit"),))
+
+
+def turned(clocks: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    """To which side a turning canary pulls at such a time: 1 or -1."""
+    return np.where(np.cos(np.pi * clocks / DRIFT) > 0, 1.0, -1.0)
 
 
 def canary_model(coordinates: int) -> Model:

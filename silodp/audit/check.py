@@ -21,7 +21,8 @@ import numpy as np
 from silodp import registry, vouched
 from silodp.algorithms import find
 from silodp.audit.neighbours import Moved, measured_sensitivity
-from silodp.audit.table import OK, audit, audit_case, cases_of, trusts_of
+from silodp.audit.rows import OK
+from silodp.audit.table import audit, audit_case, cases_of, trusts_of
 from silodp.compressors import Compressor
 from silodp.config import parse_config
 from silodp.data import FederatedData, SiloData

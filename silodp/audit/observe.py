@@ -6,18 +6,21 @@ silo's memory and undoes what the silo did with them (local steps, control varia
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
+from silodp.audit.canaries import Canaries, canary_data
 from silodp.channels import Channel
 from silodp.core import Answer, Public, Release, Silo, Vector
 from silodp.plan.certificate import settle
+from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.run.federation import Ends, SimulatedFederation
 from silodp.run.runner import Prepared
 from silodp.run.simulate import start
@@ -26,16 +29,34 @@ from silodp.run.simulate import start
 QUICKLY_COMPILED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-@dataclass
+@dataclass(frozen=True)
 class View:
     """What is released about one silo's records, one row a release, and whose noise is in it."""
 
+    releases: Float[np.ndarray, "r runs k"]
+    own_noise: Bool[np.ndarray, " r"]
+    clocks: Float[np.ndarray, "r runs p"]  # at the points that a release was asked at
+
+
+@dataclass
+class Seen:
+    """The same of one run, as it grows."""
+
     releases: list[Float[np.ndarray, " k"]] = field(default_factory=list)
     own_noise: list[bool] = field(default_factory=list)
+    clocks: list[list[float]] = field(default_factory=list)
 
-    def add(self, values: Float[np.ndarray, " k"], own_noise: bool) -> None:
+    def add(self, values: Float[np.ndarray, " k"], own_noise: bool, clocks: list[float]) -> None:
         self.releases.append(values)
         self.own_noise.append(own_noise)
+        self.clocks.append(clocks)
+
+
+def joined(runs: Sequence[Seen]) -> View:
+    points = max((len(clocks) for clocks in runs[0].clocks), default=0)
+    clocks = [[each + [np.nan] * (points - len(each)) for each in run.clocks] for run in runs]
+    releases = np.stack([np.stack(run.releases) for run in runs], axis=1)
+    return View(releases, np.array(runs[0].own_noise), np.moveaxis(np.array(clocks), 0, 1))
 
 
 class WatchedSilo(Silo):
@@ -79,45 +100,51 @@ class Watched:
         return self.channel.bits(messages[0])
 
 
+class Programs:
+    """Functions of one audit alone, for all its runs: a program never outlives the code it was compiled from."""
+
+    def __init__(self) -> None:
+        self.start = compiled(lambda *given: start(*given).ends)
+        self.mean = compiled(lambda *given: ask_everyone(*given))
+        self.local = compiled(lambda *given: ask_one(*given))
+
+
 class WatchedFederation:
-    """Runs every question through `SimulatedFederation`, compiled one by one, and keeps each silo's view.
+    """Runs every question through `SimulatedFederation`, compiled one by one, and keeps what is seen of each silo.
 
     `coordinates`: those that belong to records. A release of another shape (a statistic) has none; it is left to the
-    check on neighbours.
+    check on neighbours. `public`: the key of the public coins, the same in all runs, so that their releases match.
     """
 
-    def __init__(self, prepared: Prepared, coordinates: int):
+    def __init__(self, prepared: Prepared, coordinates: int, programs: Programs, public: Array):
         self.problem, self.setting, self.coordinates = prepared.problem, prepared.setting, coordinates
-        self.silos = len(self.problem.silos)
-        self.views = [View() for _ in range(self.silos)]
-        # Functions of this federation alone: a program never outlives the code it was compiled from.
-        self.ends = compiled(lambda *given: start(*given).ends)(self.problem, self.setting)
-        self._mean = compiled(lambda *given: ask_everyone(*given))
-        self._local = compiled(lambda *given: ask_one(*given))
+        self.silos, self.programs, self.public = len(self.problem.silos), programs, public
+        self.seen = [Seen() for _ in range(self.silos)]
+        self.ends = programs.start(self.problem, self.setting)
 
     def begin_round(self, round: int) -> None:
         self.round = jnp.int32(round)
         self.present = self._simulated().present
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
-        value, self.ends, seen = self._mean(self._facts(), self.ends, query, public)
-        for rows in filter(self._of_records, seen):
+        value, self.ends, released = self.programs.mean(self._facts(), self.ends, query, public)
+        for rows in filter(self._of_records, released):
             own_noise = len(rows) == self.silos
-            for i, view in enumerate(self.views):
-                view.add(self._canaries(rows[i if own_noise else 0]), own_noise)
+            for i, seen in enumerate(self.seen):
+                seen.add(self._canaries(rows[i if own_noise else 0]), own_noise, clocks(public))
         return value
 
     def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
-        value, self.ends, seen = self._local(self._facts(), self.ends, jnp.asarray(index), task, public)
-        for row in seen:
-            self.views[int(index)].add(self._canaries(row), True)
+        value, self.ends, released = self.programs.local(self._facts(), self.ends, jnp.asarray(index), task, public)
+        for row in released:
+            self.seen[int(index)].add(self._canaries(row), True, clocks(public))
         return value
 
     def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         return yes() if bool(predicate) else no()
 
     def coin(self, purpose: str) -> Float[Array, ""]:
-        return self._simulated().coin(purpose)
+        return SeededRandomness(party_key(self.public, self.round, SERVER)).uniform(f"coin/{purpose}", ())
 
     def _simulated(self) -> SimulatedFederation:
         return simulated(self._facts(), self.ends, self.setting.channel)
@@ -162,13 +189,37 @@ def ask_one(facts: tuple[Any, ...], ends: Ends, index: Array, task: Any, public:
     return fed.local(index, watched, *public), fed.ends, seen
 
 
-def observe(prepared: Prepared, coordinates: int) -> list[View]:
-    """The whole run, and what it showed of each silo; an error when it released anything but what its plan says."""
-    fed = WatchedFederation(prepared, coordinates)
+def clocks(public: tuple[Array, ...]) -> list[float]:
+    """The clock, which is the last parameter, at the points of a question."""
+    return [float(point[-1]) for point in public if point.ndim == 1]
+
+
+def observe(prepared: Prepared, canaries: Canaries) -> list[View]:
+    """Whole runs, each with its own seed and signs, and what they showed of each silo."""
+    programs = Programs()
+    runs = [observe_once(run_of(prepared, canaries, r), programs, prepared.setting.key) for r in range(canaries.runs)]
+    return [joined(seen) for seen in zip(*runs, strict=True)]
+
+
+def run_of(prepared: Prepared, canaries: Canaries, run: int) -> Prepared:
+    """The same plan and program with the signs and the seed of this run."""
+    records = jax.tree.map(jnp.asarray, canary_data(canaries, run).stack()[:2])
+    problem = eqx.tree_at(lambda problem: problem.silos.records, prepared.problem, records)
+    setting = eqx.tree_at(lambda setting: setting.key, prepared.setting, run_key(prepared, run))
+    return replace(prepared, problem=problem, setting=setting)
+
+
+def run_key(prepared: Prepared, run: int) -> Array:
+    return jax.random.fold_in(prepared.setting.key, run)
+
+
+def observe_once(prepared: Prepared, programs: Programs, public: Array) -> list[Seen]:
+    """One run; an error when it released anything but what its plan says."""
+    fed = WatchedFederation(prepared, prepared.setting.x0.size - 1, programs, public)
     state = prepared.setting.algorithm.init(prepared.setting.x0)
     for r in range(prepared.problem.rounds):
         fed.begin_round(r)
         state = prepared.setting.algorithm.round(state, fed)
     if prepared.plan.private:
         settle(prepared.plan, fed.ends.accounts)
-    return fed.views
+    return fed.seen

@@ -3,9 +3,10 @@
 Whatever an algorithm asks, a record's message is its clipped vector through the randomizer, so one pair of opposite
 records is the worst case for all of them. Many batches are drawn with either of the pair as the first sender; then
 
-- locally the side that a message falls on betrays its record: the log ratio is at most eps0, for Duchi exactly;
-- in a batch the majority of sides, and the side of the first message that a real shuffler releases, betray the first
-  sender at most as often as the plan's one-round pair admits.
+- locally the half-space that a message falls into betrays its record: the log ratio is at most eps0, and exactly that
+  for the half-space that the randomizer raises;
+- in a batch the majority of such half-spaces, and the side of the first message that a real shuffler releases, betray
+  the first sender at most as often as the plan's one-round pair admits.
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ from silodp.data import FederatedData, Note, SiloData
 from silodp.deploy.shuffler import Shuffler
 from silodp.models import Model, from_loss
 from silodp.plan.plan import Plan
+from silodp.privacy import halfspace
 from silodp.privacy.clones import Messages
 from silodp.privacy.clones import Shuffled as Hiding
 from silodp.randomness import SeededRandomness, party_key
 from silodp.run.runner import Prepared
 
-SIZES = (16, 16)
+SIZES = (2, 2)  # among few messages the claim is nearly attained; among many the proof gives away more
+BATCH = 1  # of a silo, where batches are drawn
 DIMENSION, CLIP = 4, 1.0
-TRIALS = 20_000  # batches for either of the two records
-POSITIONS = 400  # of them through a shuffler
+TRIALS = 150_000  # batches for either of the two records
+POSITIONS = 2_000  # of them through a shuffler
 DIRECTION = np.eye(DIMENSION)[0]
 
 Batches = Float[np.ndarray, "t n d"]
@@ -101,24 +104,33 @@ def attack_messages(prepared: Prepared) -> Found:
     signs = [silo_signs(own, victim) for victim in (1.0, -1.0)]
     drawn = draw(prepared, signs)
     batches = [np.concatenate(silos, axis=1) for silos in drawn]
-    sides = on_side(np.stack(batches), DIRECTION)
-    positive = np.stack([np.tile(np.concatenate(each), (TRIALS, 1)) for each in signs]) > 0
-    admitted = float(hiding.pld(eps0, 1).get_delta_for_epsilon(0.0))
-    count = advantage(*(many_on_side(b, DIRECTION) for b in batches))
-    first = advantage(*(first_on_side(released(b, own), DIRECTION) for b in batches))
-    noise = np.array([[silo[:, :, 1].ravel()[: TRIALS * min(own)] for silo in silos] for silos in drawn])
     channel = plan.channel
     assert isinstance(channel, Shuffled)
+    edge = edge_of(channel.randomizer.hides, eps0)
+    raised = on_side(np.stack(batches), DIRECTION, edge)
+    positive = np.stack([np.tile(np.concatenate(each), (TRIALS, 1)) for each in signs]) > 0
+    admitted = float(hiding.pld(eps0, 1).get_delta_for_epsilon(0.0))
+    count = advantage(*many_on_side(np.stack(batches), DIRECTION, edge))
+    first = advantage(*(first_on_side(released(b, own), DIRECTION) for b in batches))
+    noise = np.array([[silo[:, :, 1].ravel()[: TRIALS * min(own)] for silo in silos] for silos in drawn])
     return Found(
         eps0,
-        channel.randomizer.hides == "duchi",
-        local_level(sides[positive], sides[~positive]),
+        channel.randomizer.hides in ("duchi", "privunit"),
+        local_level(raised[positive], raised[~positive]),
         as_mu(admitted),
         max((central(count), central(first)), key=lambda reading: reading.least),
         max(attack.repeated_noise(noise[:, silo]) for silo in range(len(own))),
         max(attack.repeated_noise(each) for each in noise),
         noise.shape[-1],
     )
+
+
+def edge_of(randomizer: str, eps0: float) -> float:
+    """Beyond this component along its record a message is e^eps0 times likelier than for the opposite record."""
+    if randomizer != "privunit":
+        return 0.0
+    threshold = halfspace.best_threshold(eps0, DIMENSION)
+    return CLIP * threshold / halfspace.mean_component(eps0, threshold)
 
 
 def hiding_of(plan: Plan) -> Hiding:
@@ -196,14 +208,19 @@ def advantage(event: Bool[np.ndarray, " t"], opposite: Bool[np.ndarray, " t"]) -
     return Reading(p - q, math.sqrt(p * (1 - p) / event.size + q * (1 - q) / opposite.size))
 
 
-def on_side(messages: Float[np.ndarray, "*t d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, "*t"]:
-    """Sign attack: does a message point to the side of `direction`?"""
-    return messages @ direction > 0
+def on_side(
+    messages: Float[np.ndarray, "*t d"], direction: Float[np.ndarray, " d"], edge: float = 0.0
+) -> Bool[np.ndarray, "*t"]:
+    """Sign attack: does a message point to the side of `direction`, and beyond the edge?"""
+    return messages @ direction > edge
 
 
-def many_on_side(released: Float[np.ndarray, "t n d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, " t"]:
-    """Count attack on a shuffled batch: are more than half of its messages on that side?"""
-    return on_side(released, direction).sum(axis=1) * 2 > released.shape[1]
+def many_on_side(
+    released: Float[np.ndarray, "2 t n d"], direction: Float[np.ndarray, " d"], edge: float = 0.0
+) -> Bool[np.ndarray, "2 t"]:
+    """Count attack on shuffled batches: are more of its messages on that side, beyond the edge, than on average?"""
+    lead = on_side(released, direction, edge).sum(axis=2) - on_side(released, -direction, edge).sum(axis=2)
+    return lead > lead.mean()
 
 
 def first_on_side(released: Float[np.ndarray, "t n d"], direction: Float[np.ndarray, " d"]) -> Bool[np.ndarray, " t"]:

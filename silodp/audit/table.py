@@ -6,11 +6,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 from scipy.stats import norm as gaussian
 
 from silodp import registry
@@ -19,8 +18,10 @@ from silodp.algorithms.entry import Entry
 from silodp.audit import attack
 from silodp.audit.attack import Reading
 from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, canary_data, canary_model, make_canaries
+from silodp.audit.coins import given_coins, is_read_by_coins
 from silodp.audit.observe import View, observe
-from silodp.audit.shuffled import Attacks, Found, message_data, message_model
+from silodp.audit.rows import BLIND, EXCEEDED, OK, REPEATED, Row
+from silodp.audit.shuffled import BATCH, Attacks, Found, message_data, message_model
 from silodp.channels.channel import Form
 from silodp.config import Config, parse_config
 from silodp.errors import ConfigError
@@ -34,8 +35,8 @@ ROUNDS = 6
 KINDS = (STEADY, TURNING)
 EPSILON, DELTA = 8.0, 1e-5  # loose on purpose: what leaks is then large against the standard error
 WEAK = 0.9  # a claim that is attained must be read at least to this part
-OK, EXCEEDED, BLIND, REPEATED = "ok", "claim exceeded", "canaries too weak", "noise repeats"
-STANDARD_ERRORS = 5  # of a correlation: there are some hundred pairs of releases in the table
+CORRELATED = 5  # standard errors of a correlation: there are some hundred pairs of releases in the table
+RUNS = 3  # each with a seed of its own; their trials are read together
 
 
 @dataclass(frozen=True)
@@ -55,28 +56,6 @@ class Case:
     def randomizer(self) -> str | None:
         """Of messages that are attacked one by one."""
         return self.form.changes.get("algorithm.randomizer") if self.form.per_record else None
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one algorithm under one trust model claims and shows. None: no silo adds noise of its own.
-
-    Of shuffled messages mu is that of a single round, and eps0 that of a single message.
-    """
-
-    algorithm: str
-    trust: str
-    streams: tuple[str, ...]
-    claim_mu: float
-    measured_mu: float
-    standard_error: float
-    verdict: str
-    noise_correlation_rounds: float
-    noise_correlation_silos: float | None
-    masked: bool = False
-    randomizer: str | None = None
-    claim_eps0: float | None = None
-    measured_eps0: float | None = None
 
 
 def audit(
@@ -144,6 +123,7 @@ def audit_messages(case: Case, seed: int, attacks: Attacks) -> Row:
         message_verdict(found),
         found.correlation_rounds,
         found.correlation_silos,
+        convicts_from=min(found.local.convicts_from(found.claim_eps0), found.central.convicts_from(found.claim_mu)),
         randomizer=case.randomizer,
         claim_eps0=found.claim_eps0,
         measured_eps0=found.local.mu,
@@ -151,45 +131,70 @@ def audit_messages(case: Case, seed: int, attacks: Attacks) -> Row:
 
 
 def message_verdict(found: Found) -> str:
-    repeated = max(found.correlation_rounds, found.correlation_silos) > STANDARD_ERRORS / math.sqrt(found.draws)
+    repeated = max(found.correlation_rounds, found.correlation_silos) > CORRELATED / math.sqrt(found.draws)
     verdicts = (
-        verdict(found.claim_eps0, found.attained, found.local, repeated),
-        verdict(found.claim_mu, False, found.central, repeated),
+        verdict(Read(found.claim_eps0, found.attained, found.local), repeated),
+        verdict(Read(found.claim_mu, False, found.central), repeated),
     )
-    return next((each for each in (EXCEEDED, REPEATED, BLIND) if each in verdicts), OK)
+    return gravest(verdicts)
 
 
 def audit_run(case: Case, seed: int) -> Row:
-    """A whole run, attacked through its canaries."""
-    canaries = make_canaries(seed, sizes_of(case))
-    prepared = prepare(small_run(case, seed), canary_data(canaries), canary_model(canaries.sign.size))
-    views = observe(prepared, canaries.sign.size)
-    claim, attained = claimed(prepared.plan)
-    read = attack.separation if attained else attack.guessing
-    readings = [read(scores(prepared, views, canaries, kind)) for kind in KINDS]
-    worst = max(readings, key=lambda reading: reading.least)
+    """Whole runs, attacked through their canaries."""
+    canaries = make_canaries(seed, sizes_of(case), RUNS)
+    prepared = prepare(small_run(case, seed), canary_data(canaries), canary_model(canaries.position.size))
+    views = observe(prepared, canaries)
     rounds, silos = noise_correlations(views, canaries)
-    limit = STANDARD_ERRORS / math.sqrt(canaries.blank.sum())
+    repeated = max(rounds, silos or 0.0) > CORRELATED / math.sqrt(canaries.blank.sum() * RUNS)
+    read, given = read_run(prepared, views, canaries), None
+    verdicts = [verdict(read, repeated)]
+    if is_read_by_coins(prepared.plan):
+        given = "if kept" if case.masked else "if drawn"
+        claim, reading, frequent = given_coins(prepared, views, canaries)
+        read = Read(claim, True, reading)
+        verdicts += [verdict(read, repeated), EXCEEDED if frequent else OK]
     return Row(
         case.name,
         case.trust,
         tuple(dict.fromkeys(s.name for own in prepared.plan.declared.streams for s in own if s.count)),
-        claim,
-        worst.mu,
-        worst.error,
-        verdict(claim, attained, worst, max(rounds, silos or 0.0) > limit),
+        read.claim,
+        read.worst.mu,
+        read.worst.error,
+        gravest(verdicts),
         rounds,
         silos,
         case.masked,
+        read.worst.convicts_from(read.claim),
+        given,
     )
 
 
-def verdict(claim: float, attained: bool, worst: Reading, repeated: bool) -> str:
-    if worst.least > claim:
+@dataclass(frozen=True)
+class Read:
+    """A claim, whether it is attained, and the worst that canaries show of it."""
+
+    claim: float
+    attained: bool
+    worst: Reading
+
+
+def read_run(prepared: Prepared, views: list[View], canaries: Canaries) -> Read:
+    claim, attained = claimed(prepared.plan)
+    read = attack.separation if attained else attack.guessing
+    readings = [read(scores(prepared, views, canaries, kind)) for kind in KINDS]
+    return Read(claim, attained, max(readings, key=lambda reading: reading.least))
+
+
+def gravest(verdicts: Sequence[str]) -> str:
+    return next((each for each in (EXCEEDED, REPEATED, BLIND) if each in verdicts), OK)
+
+
+def verdict(read: Read, repeated: bool) -> str:
+    if read.worst.least > read.claim:
         return EXCEEDED
     if repeated:
         return REPEATED
-    return BLIND if attained and worst.most < WEAK * claim else OK
+    return BLIND if read.attained and read.worst.most < WEAK * read.claim else OK
 
 
 def sizes_of(case: Case) -> tuple[int, ...]:
@@ -202,11 +207,15 @@ def small_run(case: Case, seed: int) -> Config:
     options: dict[str, Any] = {"name": case.name, "rounds": ROUNDS, "step_size": STEP_SIZE} | dict(entry.example)
     if registry.find("channel", case.trust).weighs_by_size:
         options["weights"] = "equal" if "batch" in options else "size"  # all messages count alike
-    if not case.form.per_record:
+    if case.form.per_record:
+        options |= {key: BATCH for key in ("batch", "batch_local", "batch_first") if key in options}
+    else:
         least, coordinates = min(sizes_of(case)), sum(sizes_of(case))
         half = least // 2
         chunk = least // ROUNDS if entry.sampling in ("one-pass", "cumulative") else half
-        suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": coordinates // 8}
+        # Differences must not be zero: SVRG's and SAGA's canaries need a clock that no mask stops.
+        keep = coordinates + 1 if entry.sampling == "two-level" else coordinates // 8
+        suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": keep}
         options |= {key: value for key, value in suited.items() if key in options}
     privacy = {"trust": case.trust, "epsilon": EPSILON, "delta": DELTA, "split": 0.5}
     tree = {"privacy": privacy, "algorithm": options, "run": {"seed": seed}}
@@ -246,12 +255,16 @@ def scores(prepared: Prepared, views: list[View], canaries: Canaries, kind: int)
     """Scores of one kind of canary, in groups that are equally exposed as far as everybody knows."""
     groups = []
     for silo, view in enumerate(views):
-        releases = np.stack(view.releases)
-        noise = releases[:, canaries.blank]
         for chosen in exposed_alike(prepared, canaries, silo):
             rows = chosen & (canaries.kind == kind)
-            groups.append(attack.agreement(releases[:, rows], canaries.sign[rows], noise))
+            signs = canaries.sign[:, rows].ravel()
+            groups.append(attack.agreement(in_rows(view, rows), signs, in_rows(view, canaries.blank)))
     return groups
+
+
+def in_rows(view: View, rows: np.ndarray) -> np.ndarray:
+    """Some coordinates of the releases, those of all runs side by side."""
+    return view.releases[:, :, rows].reshape(len(view.releases), -1)
 
 
 def exposed_alike(prepared: Prepared, canaries: Canaries, silo: int) -> list[np.ndarray]:
@@ -268,39 +281,10 @@ def exposed_alike(prepared: Prepared, canaries: Canaries, silo: int) -> list[np.
 
 def noise_correlations(views: list[View], canaries: Canaries) -> tuple[float, float | None]:
     """Between releases about one silo, and between silos that add noise themselves."""
-    noises = [np.stack(view.releases)[:, canaries.blank] for view in views]
+    noises = [in_rows(view, canaries.blank) for view in views]
     rounds = max(attack.repeated_noise(noise) for noise in noises)
-    own = [noise[np.array(view.own_noise)] for noise, view in zip(noises, views, strict=True)]
+    own = [noise[view.own_noise] for noise, view in zip(noises, views, strict=True)]
     if any(not len(noise) for noise in own):
         return rounds, None
     pairs = [(a, b) for i, a in enumerate(own) for b in own[:i]]
     return rounds, max((attack.shared_noise(a, b) for a, b in pairs), default=None)
-
-
-def plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows for JSON, which has no infinity: a release without noise measures null."""
-    finite = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
-    return [{key: finite(value) for key, value in asdict(row).items()} for row in rows]
-
-
-def described(row: Row) -> str:
-    if row.claim_eps0 is not None:
-        return f"{row.randomizer}, eps0 {row.claim_eps0:.3f}: {row.measured_eps0:.3f}"
-    return ", ".join(row.streams) + (" (masked)" if row.masked else "")
-
-
-def render(rows: Sequence[Row]) -> Table:
-    table = Table("algorithm", "trust", "streams", "claim", "measured", "noise between rounds", "between silos", "")
-    for row in rows:
-        table.add_row(
-            row.algorithm,
-            row.trust,
-            described(row),
-            f"{row.claim_mu:.3f}",
-            f"{row.measured_mu:.3f} +- {row.standard_error:.3f}",
-            f"{row.noise_correlation_rounds:.3f}",
-            "-" if row.noise_correlation_silos is None else f"{row.noise_correlation_silos:.3f}",
-            row.verdict,
-            style=None if row.verdict == OK else "bold red",
-        )
-    return table
