@@ -3,13 +3,15 @@
 # ruff: noqa: E501 (a patch is quoted as it stands)
 from __future__ import annotations
 
+from tests.mutants.arithmetic import ARITHMETIC
 from tests.mutants.harness import Mutant
 
 MUTANTS = [
+    *ARITHMETIC,
     # --- core: what is counted, clipped and let out ---
     Mutant(
         "bound-halved", "silodp/core.py",
-        "2 * self.clip / self.batch.divisor", "self.clip / self.batch.divisor",
+        "MOVES * self.clip / self.batch.divisor", "MOVES / 2 * self.clip / self.batch.divisor",
         "forgets that a replaced record leaves as well as comes",
         "tests/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
     ),
@@ -117,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "two-level-bound", "silodp/sampling.py",
-        "return 2 * (2 / self.batch - 1 / records)", "return 2 * (1 / self.batch + 1 / records)",
+        "2 * in_batch - in_all + SLACK", "in_batch + in_all + SLACK",
         "SVRG's and SAGA's noise too small: the worst neighbour moves all three gradients",
         "tests/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
     ),
@@ -156,13 +158,13 @@ MUTANTS = [
     # --- channels: noise, and who is protected by it ---
     Mutant(
         "untrusted-sends-bare", "silodp/channels/untrusted.py",
-        "return self.privatise_local(evaluated(answer), silo), memory", "return evaluated(answer).value, memory",
+        "value = self.privatise_local(release, silo)", "value = release.value",
         "a silo's mean leaves without noise",
         "tests/test_fresh_coins.py::test_a_silo_adds_noise_of_its_own_multiplier_and_counts_it[Untrusted]",
     ),
     Mutant(
         "compressed-sends-bare", "silodp/channels/compressed.py",
-        "private, _ = super().send(answer, silo, ())", "private = answer.value",
+        "private = super().send(answer, silo, ())[0].value", "private = answer.value",
         "a compressed mean leaves without noise",
         "tests/test_fresh_coins.py::test_a_silo_adds_noise_of_its_own_multiplier_and_counts_it[Compressed]",
     ),
@@ -181,8 +183,7 @@ MUTANTS = [
     ),
     Mutant(
         "trusted-noise-of-the-mean-record", "silodp/channels/trusted.py",
-        "release = Release(mean, jnp.max(moves), messages.stream)",
-        "release = Release(mean, jnp.mean(moves), messages.stream)",
+        "release = Release(mean.high, jnp.max(moves),", "release = Release(mean.high, jnp.mean(moves),",
         "noise scaled to the average silo, not to the record that moves most",
         "tests/test_fresh_coins.py::test_a_trusted_servers_noise_is_scaled_to_the_record_that_moves_most",
     ),
@@ -267,21 +268,20 @@ MUTANTS = [
     ),
     Mutant(
         "duchi-level-doubled", "silodp/channels/randomizers.py",
-        "< _sigmoid(self.eps0)", "< _sigmoid(2 * self.eps0)",
+        "< _truths(self.eps0)", "< _truths(2 * self.eps0)",
         "the truthful side twice as likely in the exponent",
         "tests/test_channels_randomizers.py::test_level_is_eps0_and_not_less",
     ),
     Mutant(
         "privunit-level-raised", "silodp/channels/randomizers.py",
-        "above = math.exp(self.eps0) * share * halfspace.blanket(self.eps0, share)",
-        "above = math.exp(1.2 * self.eps0) * share * halfspace.blanket(1.2 * self.eps0, share)",
+        "level = self.eps0 - vectors", "level = 1.2 * self.eps0 - vectors",
         "PrivUnit's half-space is taken too often",
         "tests/test_channels_randomizers.py::test_level_is_eps0_and_not_less",
     ),
     Mutant(
         "microbatches-share-coins", "silodp/channels/randomizers.py",
-        'truthful = random.uniform("randomizer side", vectors.shape[:1], step)',
-        'truthful = random.uniform("randomizer side", vectors.shape[:1])',
+        'truthful = random.bits("randomizer side", vectors.shape[:1], step)',
+        'truthful = random.bits("randomizer side", vectors.shape[:1])',
         "records of different microbatches are randomised by the same coins",
         "tests/test_channels_randomizers.py::test_every_number_of_a_microbatch_is_its_own[Duchi]",
     ),
@@ -456,9 +456,9 @@ MUTANTS = [
         "tests/test_privacy_accountant.py::test_two_level_is_not_a_subsampled_gaussian",
     ),
     Mutant(
-        "two-level-drawn-half", "silodp/privacy/kinds.py",
-        "else 2 * clip / batch - full", "else clip / batch + full",
-        "the worst neighbour of SVRG and SAGA has a difference of twice the clip norm",
+        "two-level-undrawn-nothing", "silodp/sampling.py",
+        "return kinds.TwoLevel(self.batch, records, undrawn / drawn)", "return kinds.TwoLevel(self.batch, records, undrawn / drawn / 2)",
+        "a record that is not drawn still moves the full mean",
         "tests/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
     ),
     Mutant(

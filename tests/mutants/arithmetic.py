@@ -1,0 +1,69 @@
+"""Seeded bugs of sums and noise in real arithmetic."""
+
+# ruff: noqa: E501 (a patch is quoted as it stands)
+from __future__ import annotations
+
+from tests.mutants.harness import Mutant
+
+NOISE, SUMS = "silodp/noise.py", "tests/test_arithmetic.py::"
+DRAWS = "tests/test_noise.py::"
+BOUNDARY = DRAWS + "test_a_boundary_within_the_word_is_decided_by_further_bits"
+TAILS = DRAWS + "test_tails_beyond_five_standard_deviations"
+EVERY = DRAWS + "test_every_draw_is_the_slow_exact_one"
+
+ARITHMETIC = [
+    # --- sums over records ---
+    Mutant(
+        "one-long-run", "silodp/gradients/blocks.py", "RUN = 256", "RUN = 1 << 20",
+        "records are rounded against all others", SUMS + "test_crafted_neighbours_do_not_move_a_sum_beyond_its_bound[general-25000-32]",
+    ),
+    Mutant(
+        "slack-forgotten", "silodp/gradients/blocks.py", "SLACK = 2.0**-7", "SLACK = 2.0**-12",
+        "rounding is not part of the bound", SUMS + "test_what_is_proven_fits_the_slack", quick=True,
+    ),
+    Mutant(
+        "products-contracted", "silodp/doubles.py", "return jnp.where(value == value, value, jnp.inf)", "return value",
+        "what is added to a sum depends on the sum", SUMS + "test_products_are_rounded_before_they_are_added",
+    ),
+    Mutant(
+        "low-half-dropped", "silodp/doubles.py", "            low = low + rest\n", "",
+        "runs are added in float32", SUMS + "test_doubles_keep_twice_the_digits[3.0]",
+    ),
+    Mutant(
+        "tokens-rounded-apart", "silodp/gradients/factors.py", "jnp.where(earlier[:, None] > 0, 0, added * scale)", "self.cotangents * scale",
+        "what cancels within a record is rounded against others", SUMS + "test_tokens_that_cancel_within_a_record_are_not_rounded_against_others",
+    ),
+    Mutant(
+        "penalty-cancels", "silodp/gradients/structured.py", "CANCELLED, PENALISED_RUN = 1 / 4", "CANCELLED, PENALISED_RUN = 1 / 100",
+        "large gradients that a penalty cancels are rounded", SUMS + "test_what_is_proven_fits_the_slack",
+    ),
+    Mutant(
+        "sums-of-any-length", "silodp/sampling.py", "if records > MOST_RECORDS:", "if False:",
+        "sums longer than the proof", SUMS + "test_a_sum_that_is_too_long_for_the_proof_is_refused",
+    ),
+    Mutant(
+        "two-level-slack-of-one-sum", "silodp/sampling.py", "+ SLACK * (2 * in_batch + in_all)", "+ SLACK * in_all",
+        "three sums are rounded, one is counted", "tests/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
+    ),
+    Mutant(
+        "epsilon-rounded-down", "silodp/digits.py", "ROUND_CEILING)", "ROUND_FLOOR)".replace("ROUND_FLOOR", "'ROUND_FLOOR'"),
+        "a printed epsilon is less than the real one", "tests/test_digits.py", quick=True,
+    ),
+    # --- the exact Gaussian ---
+    Mutant("no-doubt", NOISE, "> 0.5 - (ERROR * spread + BEYOND)", "> 0.5", "float64 decides what it cannot know", BOUNDARY, quick=True),
+    Mutant("too-little-doubt", NOISE, "ERROR = 2.0**-37", "ERROR = 2.0**-60", "an error bound that does not hold", BOUNDARY),
+    Mutant("no-far-tail", NOISE, "    unsure |= tail < SMALLEST_TAIL\n", "", "the tail ends at five standard deviations", TAILS),
+    Mutant("half-a-word", NOISE, "tail = words ^ (words >> 63)  #", "words = words & ~0xFFFFFFFF; tail = words ^ (words >> 63)  #", "32 bits for 64", BOUNDARY),
+    Mutant("one-sided", NOISE, "np.copysign(ndtri(place, out=place), words.view(np.float64), out=place)", "ndtri(place, out=place)", "noise of one sign", EVERY),
+    Mutant("tail-doubled", NOISE, "SMALLEST_TAIL), 2.0**-WORD, out", "SMALLEST_TAIL), 2.0**-63, out", "half of the noise", EVERY),
+    Mutant("a-step-beside", NOISE, "Fraction(2 * k + 1, 2)", "Fraction(2 * k - 1, 2)", "decided against the wrong boundary", TAILS),
+    Mutant("same-bits-again", NOISE, "self.tail << WORD | int(self.entropy.words(1)[0]) % 2**WORD", "self.tail << WORD | (1 << 63)", "further bits are not drawn", BOUNDARY),
+    Mutant("few-digits", NOISE, "precision = size * size / 2, bits + WORD", "precision = size * size / 2, 53", "the exact way is not exact", DRAWS + "test_close_to_a_boundary_the_exact_answer_is_taken"),
+    Mutant("less-noise", NOISE, "spread = std / step", "spread = 0.995 * std / step", "noise half a percent too small", EVERY),
+    Mutant("key-for-ever", NOISE, "        self.left -= count\n", "", "a key is used for ever", DRAWS + "test_a_key_is_given_up_after_a_while"),
+    Mutant("fork-repeats", NOISE, "stream.process != _process() or ", "", "a forked process repeats its parent's noise", DRAWS + "test_a_forked_process_repeats_no_word"),
+    Mutant("known-key", NOISE, "return os.urandom(32)", "return bytes(32)", "everybody knows the noise", DRAWS + "test_a_forked_process_repeats_no_word"),
+    Mutant("threads-share", NOISE, "threading.local()", "type('Own', (), {})()", "two threads draw the same words", DRAWS + "test_threads_share_no_key_and_no_words"),
+    Mutant("silent-noise", NOISE, "std > 0)", "std >= 0)", "a release without noise", DRAWS + "test_what_has_no_exact_answer_is_refused", quick=True),
+    Mutant("near-rows-kept", NOISE, "        drawn[left[sure]] = rows[sure]\n        left = left[~sure]", "        drawn[left] = rows\n        left = left[:0]", "a message near a boundary is sent", "tests/test_channels_randomizers.py::test_rows_near_a_boundary_are_drawn_again"),
+]  # fmt: skip
