@@ -724,7 +724,7 @@ MUTANTS = [
         "second-plan-accepted", "silodp/deploy/silo.py",
         "if server is not None and server.seed is None:", "if server is not None and server.started is None:",
         "a new plan makes a silo forget what it has spent",
-        "tests/test_deploy_messages.py::test_a_second_plan_or_start_is_refused",
+        "tests/test_deploy_messages.py::test_a_good_second_plan_is_refused_too",
     ),
     Mutant(
         "any-shape-broadcast", "silodp/deploy/silo.py",
