@@ -567,7 +567,7 @@ MUTANTS = [
         "tally-above-the-plan", "silodp/plan/certificate.py",
         "<= multiplier <= most * (1 + ROUNDING)", "<= multiplier",
         "a run with other noise than planned is certified",
-        "tests/test_certificate.py::test_an_inflated_tally_says_that_it_is_too_large",
+        "tests/test_certificate.py::test_an_inflated_tally_says_that_it_is_too_large", quick=True,
     ),
     Mutant(
         "tally-below-the-plan", "silodp/plan/certificate.py",
