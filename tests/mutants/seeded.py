@@ -119,7 +119,7 @@ MUTANTS = [
         "two-level-bound", "silodp/sampling.py",
         "return 2 * (2 / self.batch - 1 / records)", "return 2 * (1 / self.batch + 1 / records)",
         "SVRG's and SAGA's noise too small: the worst neighbour moves all three gradients",
-        "tests/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
+        "tests/test_worst_neighbours.py::test_the_bound_is_reached_and_never_exceeded",
     ),
     # --- randomness: coins that are not fresh ---
     Mutant(
