@@ -403,6 +403,7 @@ def test_arguments_of_another_shape_are_refused():
     for wrong in ((x, x, x), (x[:-1], x), (x,), (np.float32(0), x)):
         header, _ = ask({"kind": "ask", "query": "fused_value", "round": 0}, *wrong)
         assert header["kind"] == "refused", wrong
+        assert "the agreed algorithm sends" in header["reason"]  # before anything is computed with them
 
 
 def test_points_too_close_for_float32_reveal_nothing():
@@ -478,6 +479,14 @@ def test_a_second_plan_or_start_is_refused():
     for header in ({"kind": "setup", "plan": {}}, {"kind": "start"}):
         told, _ = ask(header)
         assert told["kind"] == "refused"
+
+
+def test_a_good_second_plan_is_refused_too():
+    """It would begin with an account in which nothing is spent."""
+    silo = set_up_silos(agreed())[0]
+    server, answer = reply(silo.server, silo.sent[0])
+    assert server is silo.server
+    assert "would forget what it has spent" in decode(answer)[0]["reason"]
 
 
 class Box:

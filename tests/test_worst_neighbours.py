@@ -20,7 +20,7 @@ from silodp.sampling import TwoLevel
 from tests.cases import case
 
 NEAR, STEEP = 1e-4, 50.0  # of the starting point; much above the clip norm
-ROUNDS = 5
+ROUNDS = 8
 
 
 def turning(params: Any, record: Any) -> Any:
@@ -29,7 +29,7 @@ def turning(params: Any, record: Any) -> Any:
     return STEEP * sign * jnp.where(jnp.abs(params) < NEAR, params, 2 * NEAR - params)[0]
 
 
-def prepared_run(name: str, sizes: tuple[int, ...] = (6, 5), batch: int = 3) -> Any:
+def prepared_run(name: str, sizes: tuple[int, ...] = (6, 5), batch: int = 2) -> Any:
     silos = tuple(SiloData(f"silo {i}", np.ones((n, 1), np.float32), np.zeros(n)) for i, n in enumerate(sizes))
     data = FederatedData("turning", silos, None, "regression", (), ())
     plain: dict[str, Any] = {"compressor": "identity", "keep": None} if name.startswith("soteria") else {}

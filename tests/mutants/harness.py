@@ -50,9 +50,9 @@ class Verdict:
 
 def patched(mutant: Mutant, source: str) -> str:
     """The source with the bug; an error when it is not clear where that goes."""
-    found = source.count(mutant.old)
-    if found != 1:
-        raise ValueError(f"{mutant.name}: its old text occurs {found} times in {mutant.file}; it must occur once")
+    places = source.count(mutant.old)
+    if places != 1:
+        raise ValueError(f"{mutant.name}: its old text occurs {places} times in {mutant.file}; it must occur once")
     return source.replace(mutant.old, mutant.new)
 
 
@@ -124,8 +124,9 @@ def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess
     )
 
 
-def last_lines(done: subprocess.CompletedProcess[str], start: str) -> str:
-    lines = [line for line in done.stdout.splitlines() if line.startswith(start)]
+def found(done: subprocess.CompletedProcess[str]) -> str:
+    """Which tests failed, or what came last."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return "; ".join(lines) or (done.stdout + done.stderr)[-400:]
 
 
@@ -144,8 +145,8 @@ def tried(mutant: Mutant) -> Verdict:
         except subprocess.TimeoutExpired:
             return Verdict(False, f"no verdict after {LONGEST} seconds")
     if done.returncode not in (FAILED, PASSED):
-        return Verdict(False, f"could not run: {last_lines(done, 'ERROR')}")
-    words = last_lines(done, "FAILED") if done.returncode == FAILED else f"survived {mutant.test}"
+        return Verdict(False, f"could not run: {found(done)}")
+    words = found(done) if done.returncode == FAILED else f"survived {mutant.test}"
     return keep(file, Verdict(done.returncode == FAILED, words))
 
 
@@ -162,5 +163,5 @@ def honest(mutants: Sequence[Mutant]) -> Verdict:
         if str(folder) not in told.stdout.decode():
             return Verdict(False, f"the copy is not what is tested: {told.stdout.decode()}")
         done = run_tests(folder, tests)
-    verdict = Verdict(done.returncode == PASSED, last_lines(done, "FAILED") if done.returncode else "")
+    verdict = Verdict(done.returncode == PASSED, found(done) if done.returncode else "")
     return keep(file, verdict) if verdict.caught else verdict
