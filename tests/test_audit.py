@@ -16,7 +16,7 @@ from silodp.algorithms.differences import RecursiveDifference
 from silodp.audit import attack, audit, canaries, shuffled, table
 from silodp.audit.table import BLIND, EXCEEDED, OK, REPEATED, Row
 from silodp.channels import Summed, Untrusted, channel, pvec, trusted
-from silodp.channels.channel import Form, evaluated
+from silodp.channels.channel import Form, Noised, evaluated
 from silodp.channels.randomizers import Duchi, PrivUnitG
 from silodp.cli import app
 from silodp.compressors import RandK
@@ -25,6 +25,7 @@ from silodp.deploy.shuffler import Shuffler
 from silodp.errors import ConfigError
 from silodp.randomness import party_key
 from silodp.run import federation
+from silodp.sampling import MOVES
 
 
 def audited(name: str, trust: str = "untrusted") -> Row:
@@ -69,7 +70,7 @@ def test_noise_for_all_silos_records_is_caught(monkeypatch):
         release = evaluated(answer)
         silos = self.multipliers["value"].shape[0]
         shrunk = Release(release.value, release.bound / silos, release.stream)
-        return self.privatise_local(shrunk, silo), memory
+        return Noised(self.privatise_local(shrunk, silo), jnp.float32(0)), memory
 
     monkeypatch.setattr(Untrusted, "send", send)
     assert audited("dp-gd").verdict == EXCEEDED
@@ -92,7 +93,7 @@ def test_clipping_the_mean_is_caught(monkeypatch):
         total = self.vectors.clipped_sum(self.batch.records, self.batch.weights, None)
         mean = total.high / self.batch.divisor
         clipped = mean * jnp.minimum(1.0, self.clip / jnp.linalg.norm(mean))
-        return Release(clipped, 2 * self.clip / self.batch.divisor, self.stream)
+        return Release(clipped, MOVES * self.clip / self.batch.divisor, self.stream)
 
     monkeypatch.setattr(RecordMean, "release", release)
     assert audited("dp-gd").verdict == EXCEEDED
@@ -123,7 +124,7 @@ def difference_of(values):
     """A `difference` query with the honest bound and another value."""
 
     def difference(self, silo, x, y):
-        bound = 2 * self.difference_clip(x, y) / silo.size
+        bound = MOVES * self.difference_clip(x, y) / silo.size
         return Release(values(self, silo, x, y), bound, "difference")
 
     return difference
