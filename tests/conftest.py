@@ -16,14 +16,7 @@ import pytest
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
-from jaxtyping import install_import_hook
-
-import tests.typed  # noqa: F401 (named below)
-
-# Before anything of them is imported: their annotations are checked whenever a test calls them.
-CHECKED = ["silodp.gradients", "silodp.doubles", "silodp.prox", "silodp.sampling"]
-install_import_hook(CHECKED, "tests.typed.checker")
-
+import tests.typed  # noqa: F401 (before silodp: it checks what is imported afterwards)
 from silodp.config import parse_config, to_toml
 from silodp.data import FederatedData, SiloData
 

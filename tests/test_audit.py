@@ -25,7 +25,7 @@ from silodp.deploy.shuffler import Shuffler
 from silodp.errors import ConfigError
 from silodp.randomness import party_key
 from silodp.run import federation
-from silodp.sampling import TwoLevel
+from silodp.sampling import MOVES, TwoLevel
 
 
 def audited(name: str, trust: str = "untrusted") -> Row:
@@ -93,7 +93,7 @@ def test_clipping_the_mean_is_caught(monkeypatch):
         total = self.vectors.clipped_sum(self.batch.records, self.batch.weights, None)
         mean = total.high / self.batch.divisor
         clipped = mean * jnp.minimum(1.0, self.clip / jnp.linalg.norm(mean))
-        return Release(clipped, 2 * self.clip / self.batch.divisor, self.stream)
+        return Release(clipped, MOVES * self.clip / self.batch.divisor, self.stream)
 
     monkeypatch.setattr(RecordMean, "release", release)
     assert audited("dp-gd").verdict == EXCEEDED
@@ -124,7 +124,7 @@ def difference_of(values):
     """A `difference` query with the honest bound and another value."""
 
     def difference(self, silo, x, y):
-        bound = 2 * self.difference_clip(x, y) / silo.size
+        bound = MOVES * self.difference_clip(x, y) / silo.size
         return Release(values(self, silo, x, y), bound, "difference")
 
     return difference

@@ -23,7 +23,7 @@ from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Full as Gaussian
 from silodp.privacy.kinds import Masked, Spent
 from silodp.prox import build_prox
-from silodp.sampling import BatchRule, Full
+from silodp.sampling import MOVES, BatchRule, Full
 from tests.cases import CASES, case
 
 FACTS = Facts((40, 25, 31), ("a", "b", "c"), parameters=6)
@@ -63,7 +63,7 @@ def test_every_silo_gets_the_target_and_no_more(name, trust, changes, channel):
 def test_untrusted_noise_is_each_silos_own():
     plan = planned("dp-gd", "untrusted")
     assert plan.multipliers["value"] == pytest.approx([math.sqrt(6) / MU] * 3)
-    np.testing.assert_allclose(plan.std_over_clip("value"), math.sqrt(6) / MU * 2 / np.array(FACTS.sizes))
+    np.testing.assert_allclose(plan.std_over_clip("value"), math.sqrt(6) / MU * MOVES / np.array(FACTS.sizes))
 
 
 @pytest.mark.parametrize(("weights", "worst"), [("equal", (1,)), ("size", (0, 1, 2))])
@@ -77,7 +77,7 @@ def test_trusted_noise_serves_the_worst_silo(weights, worst):
         more = 1.0 if i in worst else size / 25
         assert protecting[i] == pytest.approx(needed * more)
         assert plan.epsilon(i) == pytest.approx(EPSILON) if i in worst else plan.epsilon(i) < 0.9 * EPSILON
-    moves = max(w * 2 / n for w, n in zip(plan.facts.weights, FACTS.sizes, strict=True))
+    moves = max(w * MOVES / n for w, n in zip(plan.facts.weights, FACTS.sizes, strict=True))
     np.testing.assert_allclose(plan.std_over_clip("value"), needed * moves)
 
 

@@ -25,6 +25,7 @@ from silodp.config import AlgorithmConfig, PrivacyConfig
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.privacy import gaussian
+from silodp.sampling import MOVES
 
 GAP = 1.0
 
@@ -152,7 +153,7 @@ def difference_clips(c: Choice) -> None:
 def difference_noise(c: Choice, stream: str = "difference", **options: int) -> float:
     """Std of the mean difference's noise per unit of |x - y|, over L: the plan's, for full batches."""
     count, share = c.share(stream, c.chosen | options)
-    return 2 * math.sqrt(count / share) / (c.rho * c.reach)
+    return MOVES * math.sqrt(count / share) / (c.rho * c.reach)
 
 
 def stable_step(c: Choice, noise: float, span: float) -> float:

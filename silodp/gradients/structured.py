@@ -169,7 +169,7 @@ def _combine(
 
 
 def _terms(
-    inputs: Array, cotangents: Array, changes: list[tuple[Array, Array]], coefficients: Sequence[Array]
+    inputs: Array, cotangents: Array, changes: list[tuple[Array | None, Array | None]], coefficients: Sequence[Array]
 ) -> list[tuple[Array, Array]]:
     first = sum(coefficients[1:], coefficients[0]) * cotangents
     others = []
