@@ -245,10 +245,9 @@ def low_bits(rounds: int = LOW_ROUNDS, epsilon: float = 8.0) -> tuple[float, att
     score = lambda answer, own: sum(
         (1 if i == own else -1) * reachable(answer, value, std).sum() for i, (value, std) in enumerate(values)
     )
-    arrived = answers(prepared).arrived
-    return 1 / prepared.plan.spent(0)[0].multiplier, np.array(
-        [score(each, own) for pair in arrived for own, each in enumerate(pair)], float
-    )
+    pairs = answers(prepared).arrived
+    scores = np.array([score(each, own) for pair in pairs for own, each in enumerate(pair)], float)
+    return 1 / prepared.plan.spent(0)[0].multiplier, scores
 
 
 def mean_of(prepared: Prepared, silo: int) -> tuple[np.ndarray, np.float32]:
