@@ -10,6 +10,8 @@ from typing import Any
 from rich.table import Table
 
 OK, EXCEEDED, BLIND, REPEATED = "ok", "claim exceeded", "canaries too weak", "noise repeats"
+CORRELATED = 5  # standard errors of a correlation: there are some hundred pairs of releases in the table
+WEAK = 0.9  # a claim that is attained must be read at least to this part
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from silodp.audit.attack import Reading
 from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, canary_data, canary_model, make_canaries
 from silodp.audit.coins import given_coins, is_read_by_coins
 from silodp.audit.observe import View, observe
-from silodp.audit.rows import BLIND, EXCEEDED, OK, REPEATED, Row
+from silodp.audit.real import rows as real_rows
+from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Row
 from silodp.audit.shuffled import BATCH, Attacks, Found, message_data, message_model
 from silodp.channels.channel import Form
 from silodp.config import Config, parse_config
@@ -34,8 +35,6 @@ from silodp.sampling import Cumulative, OnePass
 ROUNDS = 6
 KINDS = (STEADY, TURNING)
 EPSILON, DELTA = 8.0, 1e-5  # loose on purpose: what leaks is then large against the standard error
-WEAK = 0.9  # a claim that is attained must be read at least to this part
-CORRELATED = 5  # standard errors of a correlation: there are some hundred pairs of releases in the table
 RUNS = 3  # each with a seed of its own; their trials are read together
 
 
@@ -67,6 +66,8 @@ def audit(
 ) -> list[Row]:
     """A row for each named private algorithm (default: all) under each of its trust models (or those named).
 
+    The whole table ends with rows of real message mode.
+
     `options`: algorithm options in the place of those of the entry's example.
     """
     names = [name for name, entry in REGISTRY.items() if entry.private] if algorithms is None else algorithms
@@ -79,8 +80,10 @@ def audit(
         raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
     # Most of the time goes into compiling, which lets other threads work.
     attacks = Attacks()
+    extra = [] if algorithms is not None else [real for real in real_rows() if trusts is None or real.trust in trusts]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda case: audit_one(case, seed, attacks), cases))
+        found = pool.map(lambda real: real.run(), extra)  # first: they wait for processes
+        return [*pool.map(lambda case: audit_one(case, seed, attacks), cases), *found]
 
 
 def trusts_of(entry: Entry) -> Sequence[str]:

@@ -38,7 +38,8 @@ class ShufflerLink:
 
     def __init__(self, invitation: Mapping[str, Any]):
         self.server_key = bytes.fromhex(invitation["server_key"])
-        self.submit = ShufflerClient(invitation["port"], bytes.fromhex(invitation["token"])).submit
+        self.client = ShufflerClient(invitation["port"], bytes.fromhex(invitation["token"]))
+        self.submit = self.client.submit
 
 
 class SiloServer:

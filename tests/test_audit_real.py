@@ -1,0 +1,86 @@
+"""Rows of real message mode: they pass the code as it is, and convict it once it is broken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from silodp.audit import attack, real
+from silodp.audit.lowbits import reachable
+from silodp.audit.rows import EXCEEDED, OK, REPEATED
+from silodp.channels import channel
+from silodp.channels import trusted as trusted_module
+from silodp.deploy import coordinator, silo
+from silodp.randomness import SERVER, SeededRandomness, SystemRandomness, party_key
+
+
+@pytest.mark.parametrize(("name", "trust"), [("dp-gd", "trusted"), ("local-sgd", "untrusted")])
+def test_real_noise_is_read_at_its_claim(name, trust):
+    row = real.noise_row(name, trust, silos=1)
+    assert row.verdict == OK
+    assert row.convicts_from < 1.25
+    assert abs(row.measured_mu - row.claim_mu) < 4 * row.standard_error
+
+
+def test_silos_in_processes_pass():
+    row = real.noise_row("dp-gd", "untrusted", silos=2, in_processes=True)
+    assert row.verdict == OK and row.noise_correlation_silos is not None
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_real_noise_that_is_too_small_is_caught(monkeypatch, trust):
+    honest = channel.privatise
+    smaller = lambda release, multiplier, *rest: honest(release, multiplier / 1.3, *rest)
+    for module in (channel, trusted_module):
+        monkeypatch.setattr(module, "privatise", smaller)
+    assert real.noise_row("dp-gd", trust, silos=1).verdict == EXCEEDED
+
+
+def test_a_servers_noise_from_the_public_seed_is_caught(monkeypatch):
+    honest = coordinator.MessageFederation.begin_round
+
+    def begin_round(self, round):
+        honest(self, round)
+        self.randomness = SeededRandomness(party_key(jax.random.key(self.plan.config.run.seed), round, SERVER))
+
+    monkeypatch.setattr(coordinator.MessageFederation, "begin_round", begin_round)
+    assert real.noise_row("dp-gd", "trusted", silos=1).verdict == REPEATED
+
+
+def test_a_silos_noise_from_the_public_seed_is_caught(monkeypatch):
+    seeded = lambda self, round, _: SeededRandomness(party_key(jax.random.key(0), round, self.index))
+    monkeypatch.setattr(silo.SiloServer, "_randomness", seeded)
+    assert real.noise_row("local-sgd", "untrusted", silos=1).verdict == REPEATED
+
+
+def test_batches_that_are_never_redrawn_are_caught(monkeypatch):
+    assert real.batches_row().verdict == OK
+    monkeypatch.setattr(silo, "fresh_seed", lambda: np.zeros(2, np.uint32))
+    assert real.batches_row().verdict == REPEATED
+
+
+# The lowest bits.
+
+
+def test_low_bits_of_real_answers_are_at_chance():
+    _, scores = real.low_bits()
+    reading = attack.guessing([scores])
+    assert scores.size == 400
+    assert abs(reading.mu) < 3 * reading.error
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_low_bits_of_naive_noise_tell_the_data_sets_apart(monkeypatch, epsilon):
+    naive = lambda self, purpose, value, std, step=0: value.high + std * self.normal(purpose, value.high.shape, step)
+    monkeypatch.setattr(SystemRandomness, "noised", naive)
+    monkeypatch.setattr(SystemRandomness, "step_of", lambda *_: jnp.float32(0))  # sent as floats, on no grid
+    _, scores = real.low_bits(rounds=50, epsilon=epsilon)
+    assert np.mean(scores > 0) > 0.95
+
+
+def test_naive_noise_always_reaches_what_it_made():
+    rng = np.random.default_rng(0)
+    value, std = rng.normal(size=1000).astype(np.float32), np.float32(0.3)
+    made = value + std * rng.normal(size=1000).astype(np.float32)
+    assert reachable(made.astype(np.float64), value, std).all()
+    assert not reachable(made.astype(np.float64), value + np.float32(1e-3), std).all()
