@@ -17,54 +17,22 @@ these two have not made, unchanged, of a batch that they drew.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jaxpr_core
-from jax.interpreters import batching, mlir
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from silodp.channels import Channel
-from silodp.core import Account, Algorithm, Answer, Public, RecordMean, Release, Silo, Site, Vector
+from silodp.core import Account, Algorithm, Answer, Public, RecordMean, Release, Silo, Site, Statistic, Vector
+from silodp.doubles import Double
 from silodp.errors import ConfigError
 from silodp.facts import Declared
-from silodp.objective import CALLBACKS, Objective, sees_several
+from silodp.follow import PRIVATISED, SECRET, Findings, checked, followed_program
+from silodp.objective import Objective, sees_several
 from silodp.randomness import SeededRandomness, Shape, Step
 from silodp.sampling import Batch, BatchRule, Full
-
-
-def _marker(name: str) -> Any:
-    """An operation that does nothing to its argument but stand in the program."""
-    primitive = jaxpr_core.Primitive(name)
-    primitive.def_impl(lambda x, **_: x)
-    primitive.def_abstract_eval(lambda x, **_: x)
-    mlir.register_lowering(primitive, lambda _, x, **__: [x])
-    batching.primitive_batchers[primitive] = lambda given, axes, **what: (primitive.bind(*given, **what), axes[0])
-    return primitive
-
-
-PRIVATISED = _marker("silodp_privatised")  # from here on it is public
-SECRET = _marker("silodp_secret")  # from here on it is secret
-CHECKED = _marker("silodp_checked")  # must not be secret here; `what` says what it is
-
-
-def _privatised_in_a_stack(*_: Any, **__: Any) -> Any:
-    raise ValueError("silo.privatise inside jax.vmap: many releases would be counted as one; use silo.loop")
-
-
-batching.primitive_batchers[PRIVATISED] = _privatised_in_a_stack
-
-
-@dataclass
-class Findings:
-    """Streams whose bound the author states, what must not be, and where a release is not the declared one."""
-
-    stated: set[str] = field(default_factory=set)
-    leaks: list[str] = field(default_factory=list)
-    mistakes: list[str] = field(default_factory=list)
 
 
 class Expected(NamedTuple):
@@ -91,6 +59,13 @@ class Coins(SeededRandomness):
     def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
         drawn = super().uniform(purpose, shape, step)
         return SECRET.bind(drawn) if purpose.startswith("batch/") else drawn
+
+
+class ChannelCoins(Coins):
+    """A silo's coins in the hands of its channel: what it noises with them is private."""
+
+    def noised(self, purpose: str, value: Double, std: Float[Array, ""], step: Step = 0) -> Float[Array, " d"]:
+        return PRIVATISED.bind(value.high)
 
 
 class FollowedMean(RecordMean):
@@ -198,10 +173,6 @@ def is_own(rule: BatchRule) -> bool:
     return type(rule).__module__.startswith("silodp.")
 
 
-def checked(value: Any, what: str) -> Any:
-    return value if value is None or isinstance(value, int | float) else CHECKED.bind(jnp.asarray(value), what=what)
-
-
 def examine(
     algorithm: Algorithm, objective: Objective, channel: Channel, records: PyTree, declared: Mapping[str, Expected]
 ) -> Findings:
@@ -239,6 +210,40 @@ def examine(
     return findings
 
 
+def examine_messages(
+    channel: Channel, objective: Objective, records: PyTree, declared: Mapping[str, Expected]
+) -> Findings:
+    """Follow records through the silo's end of a channel, message after message.
+
+    What is counted in the silo must have been noised there; where only the server counts, it has to be trusted.
+    """
+    findings, account = Findings(), Account.empty(list(declared))
+    sizes = {stream: told.size for stream, told in declared.items() if told.size is not None}
+
+    def program(records: PyTree, wire: PyTree) -> Any:
+        messages = []
+        for stream, size in sizes.items():
+            site = Site(objective, channel, records, jnp.int32(1), jnp.int32(0), alone=True)
+            silo = Silo(site, jnp.int32(1), ChannelCoins(jax.random.key(0)), (), account)
+            everything = lambda record, size=size: jnp.full(size, sum(leaf.sum() for leaf in jax.tree.leaves(record)))
+            mean = RecordMean(Statistic(everything, size), Full().draw(silo, stream), 1.0, stream)
+            message, wire = channel.send(mean, silo, wire)
+            if silo.account is not account:
+                what = f"a message of {type(channel).__name__}"
+                messages += [checked(leaf, what) for leaf in jax.tree.leaves(message)]
+        return wire, messages
+
+    wire = channel.remember(sizes)
+    secret = [False] * len(jax.tree.leaves(wire))
+    while True:  # what a channel keeps of one message may stand in the next
+        given = [*[True] * len(jax.tree.leaves(records)), *secret]
+        out = followed_program(program, [records, wire], given, findings)
+        grown = [a or b for a, b in zip(secret, out, strict=False)]
+        if grown == secret:
+            return findings
+        secret = grown
+
+
 def query_program(
     algorithm: Algorithm, name: str, silo: Callable[..., FollowedSilo], parameters: int, account: Account
 ) -> tuple[Callable[..., Any], list[Array]]:
@@ -260,94 +265,6 @@ def let_out(answer: Answer, silo: FollowedSilo) -> Any:
     if isinstance(answer, RecordMean | Release):
         return PRIVATISED.bind(silo.followed(answer, local=False).value)
     raise TypeError(f"a query must return a RecordMean, a Release or Public, not {type(answer).__name__}")
-
-
-def followed_program(
-    function: Callable[..., Any], arguments: Sequence[Any], secret: Sequence[bool], findings: Findings
-) -> list[bool]:
-    """Whether each output is secret, given which inputs are (one for every leaf, or one for all)."""
-    closed = jax.make_jaxpr(function)(*arguments)
-    given = list(secret) if len(secret) == len(closed.jaxpr.invars) else [any(secret)] * len(closed.jaxpr.invars)
-    return follow(closed.jaxpr, given, findings)
-
-
-def follow(jaxpr: Any, secret: Sequence[bool], findings: Findings) -> list[bool]:
-    """Forward through a program: an output is secret if an input is, unless the operation privatises."""
-    known = dict(zip(jaxpr.invars, secret, strict=True))
-    is_secret = lambda atom: not isinstance(atom, jaxpr_core.Literal) and (known.get(atom, False) or is_ref(atom))
-    for equation in jaxpr.eqns:
-        given = [is_secret(atom) for atom in equation.invars]
-        known |= dict(zip(equation.outvars, step(equation, given, findings), strict=True))
-    return [is_secret(atom) for atom in jaxpr.outvars]
-
-
-def is_ref(atom: Any) -> bool:
-    """A mutable array: who has written what into it is not followed."""
-    return type(atom.aval).__name__ == "AbstractRef"
-
-
-def step(equation: Any, given: list[bool], findings: Findings) -> list[bool]:
-    name, count = equation.primitive.name, len(equation.outvars)
-    if equation.primitive is PRIVATISED:
-        return [False]
-    if equation.primitive is SECRET or name in CALLBACKS:  # what the host knows is not followed
-        return [True] * count
-    if equation.primitive is CHECKED:
-        if any(given):
-            findings.leaks.append(f"{equation.params['what']} depends on records that were not privatised")
-        return given
-    if name == "cond":
-        branches = [follow(branch.jaxpr, given[1:], findings) for branch in equation.params["branches"]]
-        return [given[0] or any(outs) for outs in zip(*branches, strict=True)] if count else []
-    if name == "while":
-        return while_loop(equation, given, findings)
-    if name == "scan":
-        return scan(equation, given, findings)
-    inner = called(equation)
-    if inner is not None and len(inner.invars) == len(given) and len(inner.outvars) == count:
-        return follow(inner, given, findings)
-    if inner is not None:  # its own findings still count
-        follow(inner, [any(given)] * len(inner.invars), findings)
-    return [any(given)] * count
-
-
-def called(equation: Any) -> Any | None:
-    """The program that an operation calls, if it calls one."""
-    for value in equation.params.values():
-        jaxpr = getattr(value, "jaxpr", value)
-        if hasattr(jaxpr, "eqns"):
-            return jaxpr
-    return None
-
-
-def while_loop(equation: Any, given: list[bool], findings: Findings) -> list[bool]:
-    tests, bodies = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-    for_test, for_body, carry = given[:tests], given[tests : tests + bodies], given[tests + bodies :]
-    test, body = equation.params["cond_jaxpr"].jaxpr, equation.params["body_jaxpr"].jaxpr
-
-    def once(carry: list[bool]) -> list[bool]:
-        # How often a loop runs shows in everything that it returns.
-        stops = follow(test, [*for_test, *carry], findings)[0]
-        return [stops or out for out in follow(body, [*for_body, *carry], findings)]
-
-    return settled(once, carry)
-
-
-def scan(equation: Any, given: list[bool], findings: Findings) -> list[bool]:
-    consts, carried = equation.params["num_consts"], equation.params["num_carry"]
-    body, rest = equation.params["jaxpr"].jaxpr, given[consts + carried :]
-    once = lambda carry: follow(body, [*given[:consts], *carry, *rest], findings)
-    carry = settled(lambda carry: once(carry)[:carried], given[consts : consts + carried])
-    return [*carry, *once(carry)[carried:]]
-
-
-def settled(once: Callable[[list[bool]], list[bool]], carry: list[bool]) -> list[bool]:
-    """What is secret after any number of turns."""
-    while True:
-        grown = [a or b for a, b in zip(carry, once(carry), strict=True)]
-        if grown == carry:
-            return carry
-        carry = grown
 
 
 def refuse_leaks(name: str, findings: Findings) -> None:

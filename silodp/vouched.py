@@ -27,7 +27,10 @@ def folder() -> Path:
 
 
 def source_hash(part: type) -> str | None:
-    """Of the files that define a class and what it inherits from, the library's own left out; None: no source."""
+    """Of a class's name and of the files that define it and what it inherits from, the library's own left out.
+
+    None: no source. Another class in the same file is another part: it may have failed what this one passed.
+    """
     files: set[str] = set()
     for kind in part.__mro__:
         if kind.__module__.partition(".")[0] in ("silodp", "equinox", "builtins", "typing", "abc"):
@@ -36,7 +39,7 @@ def source_hash(part: type) -> str | None:
             files.add(inspect.getfile(kind))
         except (TypeError, OSError):
             return None
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(part.__qualname__.encode())
     for file in sorted(files, key=lambda name: Path(name).name):
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()

@@ -195,6 +195,12 @@ def test_releases_that_the_account_cannot_mean_are_refused():
         prepare(wrong("Uneven"), DATA)
 
 
+@pytest.mark.parametrize("name", ["Bare", "Late"])
+def test_a_trust_model_that_sends_records_unnoised_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"wrong:{name}': a message of {name} depends on records that were not"):
+        prepare(relayed(trust=f"tests.outside.wrong:{name}"), DATA)
+
+
 def test_a_clip_below_zero_lets_nothing_out(tmp_path):
     finished = train(wrong("Shrinking"), data=DATA, out=tmp_path / "run")
     assert np.isfinite(finished.history[1]["objective"])
@@ -229,5 +235,7 @@ def test_what_was_checked_is_known_by_its_source(tmp_path, monkeypatch):
     assert vouched.passed(part) is None
     vouched.record(part, {"name": "mine:Mine"})
     assert vouched.passed(part) == vouched.source_hash(part)
+    beside = type("Beside", (part,), {})
+    assert vouched.passed(beside) is None, "another class of the same file"
     source.write_text(source.read_text() + "# changed\n")
     assert vouched.passed(part) is None

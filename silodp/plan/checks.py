@@ -8,6 +8,7 @@ import jax
 from jaxtyping import PyTree
 
 from silodp import flow, registry, vouched
+from silodp.errors import ConfigError
 from silodp.objective import ModelObjective, refuse_shared_loss
 from silodp.plan.plan import Plan
 
@@ -26,8 +27,23 @@ def vouched_bounds(plan: Plan, objective: ModelObjective, records: PyTree) -> di
     findings = examined(plan, objective, records)
     name = plan.config.algorithm.name
     flow.refuse_leaks(name, findings)
+    refuse_open_channel(plan, objective, records)
     by_author = PROVED if registry.is_own("algorithm", name) else author_words(vouched.passed(type(plan.algorithm)))
     return {stream: by_author if stream in findings.stated else COMPUTED for stream in plan.streams}
+
+
+def refuse_open_channel(plan: Plan, objective: ModelObjective, records: PyTree) -> None:
+    """A trust model from outside, in which silos noise their messages themselves, must do so."""
+    trust = plan.config.privacy.trust
+    if registry.is_own("channel", trust) or not plan.channel.gaussian:
+        return
+    found = flow.examine_messages(plan.noised, objective, one_silo(records), flow.expected(plan.declared))
+    if found.leaks:
+        raise ConfigError(f"privacy.trust = {trust!r}: {found.leaks[0]}; send what `privatise_local` gives")
+
+
+def one_silo(records: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), records)
 
 
 _examined: dict[Any, flow.Findings] = {}
@@ -36,7 +52,7 @@ MOST_EXAMINED = 256
 
 def examined(plan: Plan, objective: ModelObjective, records: PyTree) -> flow.Findings:
     """What was found, once for all settings of a sweep that run the same program."""
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), records)
+    one = one_silo(records)
     parts = (plan.algorithm, plan.noised, objective)
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(one))
     declared = flow.expected(plan.declared)
@@ -44,8 +60,7 @@ def examined(plan: Plan, objective: ModelObjective, records: PyTree) -> flow.Fin
     if key not in _examined:
         if len(_examined) >= MOST_EXAMINED:
             _examined.clear()
-        record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one)
-        refuse_shared_loss(objective, record)
+        refuse_shared_loss(objective, one_silo(one))  # one record of it
         _examined[key] = flow.examine(plan.algorithm, objective, plan.noised, one, declared)
     return _examined[key]
 

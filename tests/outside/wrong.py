@@ -2,7 +2,11 @@
 
 from typing import ClassVar
 
+import jax.numpy as jnp
+
 from silodp.algorithms.gradient import GradientDescent, State
+from silodp.channels import Untrusted
+from silodp.channels.channel import Noised, evaluated
 from silodp.core import POINT, Public, Release, Stream
 
 
@@ -77,3 +81,24 @@ class Shrinking(GradientDescent):
 
     def value(self, silo, x):
         return silo.mean([x], [1.0], self.clip * (1 - silo.round / 2), "value", self.batch)
+
+
+class Bare(Untrusted):
+    """Draws and counts noise, and sends the mean without it."""
+
+    def send(self, answer, silo, memory):
+        release = evaluated(answer)
+        self.privatise_local(release, silo)
+        return Noised(release.value, jnp.float32(0)), memory
+
+
+class Late(Untrusted):
+    """Sends a noised mean, and in the next round the mean itself beside it."""
+
+    def remember(self, sizes):
+        return {stream: jnp.zeros(size) for stream, size in sizes.items()}
+
+    def send(self, answer, silo, memory):
+        release = evaluated(answer)
+        noised = self.privatise_local(release, silo) + memory[release.stream]
+        return Noised(noised, jnp.float32(0)), memory | {release.stream: release.value}
