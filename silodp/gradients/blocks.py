@@ -7,7 +7,7 @@ to MOST_RECORDS records moves by at most 2 C (1 + SLACK), all rounding included.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -138,7 +138,7 @@ def rarely(needed: Bool[Array, ""], rare: Callable[[T], PyTree], usual: Callable
         return lax.cond(needed, rare, usual, given)
 
     @choose.def_vmap
-    def stacked(size: int, batched: tuple[bool, Any], needed: Array, given: Any) -> tuple[PyTree, PyTree]:
+    def stacked(size: int, batched: Sequence[Any], needed: Array, given: Any) -> tuple[PyTree, PyTree]:
         axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched[1])
         each = lambda function: jax.vmap(function, in_axes=(axes,), axis_size=size)
         result = rarely(jnp.any(needed), each(rare), each(usual), given)
