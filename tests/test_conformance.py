@@ -91,13 +91,22 @@ def test_resumes_bit_equal(name, trust, tmp_path):
 
 
 def also_untrusted(name: str, trust: str) -> bool:
-    """A trusted server's silos run the untrusted ones' code without noise; processes are dear, one of these will do."""
+    """A trusted server's silos run the untrusted ones' code without noise, and families share theirs: processes are
+    dear, one of each kind will do."""
     return trust == "trusted" and (name, "untrusted") in CASES and name != "dp-gd"
+
+
+QUICK = ("dp-gd", "spider", "soteria-saga", "ce-psgm", "mu2", "sdp-spider", "local-sgd", "diff2-bvr-l-sgd", "prox-svrg")
 
 
 @pytest.mark.parametrize(
     ("name", "trust", "participation"),
-    once_each([(n, t, None) for n, t in CASES], also_untrusted) + [(n, t, 2) for n, t in PARTIAL],
+    [
+        each if name in QUICK else pytest.param(*values, marks=pytest.mark.slow)
+        for each in once_each([(n, t, None) for n, t in CASES], also_untrusted) + [(n, t, 2) for n, t in PARTIAL]
+        for values in [getattr(each, "values", each)]
+        for name in values[:1]
+    ],
 )
 def test_message_mode_is_the_simulation(name, trust, participation, silo_processes):
     done = finished(name, trust, participation)

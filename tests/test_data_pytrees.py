@@ -272,7 +272,7 @@ def silos():
         yield one, other
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "dp-gd" else pytest.mark.slow) for n in ALGORITHMS])
 def test_messages_are_the_simulation(name, silos, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "message_federation", lambda plan, own, seed: joined(plan, silos, own, seed))
     data = patients((12, 20))

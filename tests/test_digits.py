@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from silodp.channels.channel import SMALLEST_BOUND, privatise
 from silodp.config import parse_config
+from silodp.core import Release
 from silodp.digits import rounded_up
 from silodp.errors import ConfigError
+from silodp.randomness import SeededRandomness, SystemRandomness
 
 
 @given(st.floats(1e-30, 1e30), st.integers(2, 6))
@@ -31,3 +37,18 @@ def test_numbers_of_few_digits_stay_as_they_are():
 def test_a_clip_norm_that_float32_cannot_work_with_is_refused(field, value):
     with pytest.raises(ConfigError, match=f"algorithm.{field}"):
         parse_config({"algorithm": {"name": "dp-gd", field: value}})
+
+
+@pytest.mark.parametrize("bound", [0.0, 1e-45, 1e-38])
+def test_a_bound_that_vanishes_still_gets_noise(bound):
+    release = Release(jnp.zeros(100), jnp.float32(bound), "value")
+    for randomness in (SeededRandomness(jax.random.key(0)), SystemRandomness()):
+        noised = np.asarray(privatise(release, jnp.float32(2.0), randomness), np.float64)
+        assert noised.std() == pytest.approx(2 * SMALLEST_BOUND, rel=0.3)
+
+
+def test_noise_that_is_no_number_lets_nothing_out():
+    release = Release(jnp.ones(3), jnp.float32(jnp.inf), "value")
+    assert np.isnan(privatise(release, jnp.float32(2.0), SeededRandomness(jax.random.key(0)))).all()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="std"):
+        privatise(release, jnp.float32(2.0), SystemRandomness()).block_until_ready()

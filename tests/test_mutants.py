@@ -11,7 +11,7 @@ from tests.mutants.seeded import MUTANTS
 def test_every_patch_fits_one_place_and_changes_it():
     assert len(MUTANTS) >= 60
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
-    assert len([mutant for mutant in MUTANTS if mutant.quick]) == 10
+    assert len([mutant for mutant in MUTANTS if mutant.quick]) >= 10
     for mutant in MUTANTS:
         source = (ROOT / mutant.file).read_text(encoding="utf-8")
         compile(patched(mutant, source), mutant.file, "exec")

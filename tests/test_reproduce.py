@@ -33,7 +33,7 @@ def test_every_table_and_figure_is_described():
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+@pytest.mark.parametrize("quick", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "quick"])
 def test_a_description_makes_configs_that_can_be_accounted(name, quick):
     """Every unit's first and last setting: names of keys, options the algorithm knows; of the best lines, the plan."""
     experiment = load_experiment(name).quickly() if quick else load_experiment(name)

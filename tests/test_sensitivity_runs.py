@@ -77,7 +77,12 @@ def least_room(name: str, algorithm: Any = None) -> dict[str, float]:
     return {stream: float(np.min(least)) for stream, least in room(prepared.problem, setting, neighbours()).items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+QUICK = ("spider", "diff2-bvr-l-sgd", "ce-psgm", "soteria-saga", "soteria-svrg", "mu2", "local-sgd")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES]
+)  # families share their queries
 def test_no_release_of_a_run_moves_beyond_its_bound(name):
     found = least_room(name)
     assert all(least >= 1 for least in found.values()), found

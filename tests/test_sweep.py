@@ -71,6 +71,7 @@ def test_every_outcome_is_that_of_a_single_run(data, compiles, tmp_path):
     assert len({o.x.tobytes() for o in outcomes}) == 16
 
 
+@pytest.mark.slow
 def test_settings_whose_snapshots_fall_in_different_rounds_each_keep_their_own(data, tmp_path):
     """SVRG's full gradients are computed for all settings when one of them needs it: the others must not take them."""
     tree = swept({"run.seed": [0.0, 1.0, 2.0, 3.0]}).model_dump(exclude_none=True)

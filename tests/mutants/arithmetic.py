@@ -19,7 +19,7 @@ ARITHMETIC = [
     ),
     Mutant(
         "slack-forgotten", "silodp/gradients/blocks.py", "SLACK = 2.0**-7", "SLACK = 2.0**-12",
-        "rounding is not part of the bound", SUMS + "test_what_is_proven_fits_the_slack", quick=True,
+        "rounding is not part of the bound", SUMS + "test_what_is_proven_fits_the_slack",
     ),
     Mutant(
         "products-contracted", "silodp/doubles.py", "return jnp.where(value == value, value, jnp.inf)", "return value",
@@ -47,10 +47,18 @@ ARITHMETIC = [
     ),
     Mutant(
         "epsilon-rounded-down", "silodp/digits.py", "ROUND_CEILING)", "ROUND_FLOOR)".replace("ROUND_FLOOR", "'ROUND_FLOOR'"),
-        "a printed epsilon is less than the real one", "tests/test_digits.py", quick=True,
+        "a printed epsilon is less than the real one", "tests/test_digits.py",
+    ),
+    Mutant(
+        "noise-halved", "silodp/channels/channel.py", "std_of(release, multiplier), step)", "std_of(release, multiplier) / 2, step)",
+        "half of the noise", "tests/test_fresh_coins.py::test_a_silo_adds_noise_of_its_own_multiplier_and_counts_it[Untrusted]", quick=True,
+    ),
+    Mutant(
+        "floor-of-noise-forgotten", "silodp/channels/channel.py", "jnp.maximum(release.bound, SMALLEST_BOUND)", "release.bound",
+        "what float32 flushes to zero leaves without noise", "tests/test_digits.py::test_a_bound_that_vanishes_still_gets_noise",
     ),
     # --- the exact Gaussian ---
-    Mutant("no-doubt", NOISE, "> 0.5 - (ERROR * spread + BEYOND)", "> 0.5", "float64 decides what it cannot know", BOUNDARY, quick=True),
+    Mutant("no-doubt", NOISE, "> 0.5 - (ERROR * spread + BEYOND)", "> 0.5", "float64 decides what it cannot know", BOUNDARY),
     Mutant("too-little-doubt", NOISE, "ERROR = 2.0**-37", "ERROR = 2.0**-60", "an error bound that does not hold", BOUNDARY),
     Mutant("no-far-tail", NOISE, "    unsure |= tail < SMALLEST_TAIL\n", "", "the tail ends at five standard deviations", TAILS),
     Mutant("half-a-word", NOISE, "tail = words ^ (words >> 63)  #", "words = words & ~0xFFFFFFFF; tail = words ^ (words >> 63)  #", "32 bits for 64", BOUNDARY),
@@ -64,6 +72,6 @@ ARITHMETIC = [
     Mutant("fork-repeats", NOISE, "stream.process != _process() or ", "", "a forked process repeats its parent's noise", DRAWS + "test_a_forked_process_repeats_no_word"),
     Mutant("known-key", NOISE, "return os.urandom(32)", "return bytes(32)", "everybody knows the noise", DRAWS + "test_a_forked_process_repeats_no_word"),
     Mutant("threads-share", NOISE, "threading.local()", "type('Own', (), {})()", "two threads draw the same words", DRAWS + "test_threads_share_no_key_and_no_words"),
-    Mutant("silent-noise", NOISE, "std > 0)", "std >= 0)", "a release without noise", DRAWS + "test_what_has_no_exact_answer_is_refused", quick=True),
+    Mutant("silent-noise", NOISE, "std > 0)", "std >= 0)", "a release without noise", DRAWS + "test_what_has_no_exact_answer_is_refused"),
     Mutant("near-rows-kept", NOISE, "        drawn[left[sure]] = rows[sure]\n        left = left[~sure]", "        drawn[left] = rows\n        left = left[:0]", "a message near a boundary is sent", "tests/test_channels_randomizers.py::test_rows_near_a_boundary_are_drawn_again"),
 ]  # fmt: skip
