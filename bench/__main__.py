@@ -20,6 +20,7 @@ PARTS = {
     "compile": "bench.compiling:compiling",
     "growth": "bench.growth:growth",
     "noise": "bench.noise:noise",
+    "sums": "bench.sums:sums",
 }
 NEEDS_DATA = ("runs", "sweeps")
 HERE = Path(__file__).parent

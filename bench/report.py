@@ -165,6 +165,20 @@ def noise_section(found: dict[str, Any]) -> str:
     return f"## Noise\n\n{text}\n\n{markdown(head, rows)}"
 
 
+def sums_section(found: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"{case}: {name}",
+            spread([1e3 * seconds for seconds in row["cpu_s"]]),
+            spread(row["over"][targets.RUNNING]["cpu"]),
+        ]
+        for case, own in found.items()
+        for name, row in own.items()
+    ]
+    text = "The clipped sum whose rounding stands in its bound, beside the sum that crafted neighbours move further."
+    return f"## Sums\n\n{text}\n\n{markdown(['clipped sum', 'CPU ms', 'over the running sum'], rows)}"
+
+
 VERDICTS = """Reached: the median of ratios that were each taken within a turn. "Within the spread": the limit lies
 between the quartiles. One sample: the largest of single figures."""
 VALUES = """sum of clip(gradient of a record) / records. Every peer's result is compared with silodp's (the plain
@@ -182,4 +196,5 @@ SECTIONS: dict[str, Any] = {
     "compile": compile_section,
     "growth": growth_section,
     "noise": noise_section,
+    "sums": sums_section,
 }
