@@ -166,12 +166,9 @@ def noise_section(found: dict[str, Any]) -> str:
 
 
 def sums_section(found: dict[str, Any]) -> str:
+    milliseconds = lambda row: spread([1e3 * seconds for seconds in row["cpu_s"]])
     rows = [
-        [
-            f"{case}: {name}",
-            spread([1e3 * seconds for seconds in row["cpu_s"]]),
-            spread(row["over"][targets.RUNNING]["cpu"]),
-        ]
+        [f"{case}: {name}", milliseconds(row), spread(row["over"][targets.RUNNING]["cpu"])]
         for case, own in found.items()
         for name, row in own.items()
     ]

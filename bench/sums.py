@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -47,7 +48,8 @@ def running_sum(sums: Callable[..., Any], records: Any, weights: Any, size: int,
 def program(loss: Callable[..., Any], params: Any, records: Any, runs: bool) -> Callable[[], Any]:
     compute = lambda p, r, w: clipped_sum(loss, [p], [1.0], r, w, 1.0, engine="structured")
     given = params, records, jnp.ones(len(records[1]))
-    with mock.patch.multiple(structured, **({} if runs else {"sum_in_blocks": running_sum, "RUN": 1 << 30})):
+    before = mock.patch.multiple(structured, sum_in_blocks=running_sum, RUN=1 << 30)
+    with nullcontext() if runs else before:
         compiled = jax.jit(compute).lower(*given).compile()
     return lambda: jax.block_until_ready(compiled(*given))
 
