@@ -32,6 +32,9 @@ from silodp.plan.plan import Plan, make_plan
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
 from silodp.records import count, fitting
 
+# Errors about what was sent: their text goes back.
+TOLD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
+
 
 class ShufflerLink:
     """A silo's link to the shuffler, and the server's key, to which it seals."""
@@ -97,9 +100,9 @@ class SiloServer:
     def start(self, x0: Array) -> None:
         if self.started:
             raise Refused("start: this run has begun already")
-        self.started = True
+        self._check_points("start", [x0], [(self.objective.parameters,)])
         silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
-        self.memory = self.plan.algorithm.remember(silo, x0)
+        self.memory, self.started = self.plan.algorithm.remember(silo, x0), True
 
     def answer(
         self, kind: str, name: str, round: int, public: list[Array]
@@ -156,13 +159,18 @@ class SiloServer:
         return SharedBatch(SystemRandomness(), key, f"batch/{shared}")
 
     def _check_public(self, name: str, public: list[Array]) -> None:
-        """Arguments have the shapes that the query declares: nothing else may be broadcast."""
-        shapes = self.plan.algorithm.shapes(name, self.objective.parameters)
-        if [point.shape for point in public] != shapes:
-            got = [point.shape for point in public]
-            raise Refused(f"query {name!r}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
+        self._check_points(f"query {name!r}", public, self.plan.algorithm.shapes(name, self.objective.parameters))
+
+    def _check_points(self, what: str, public: list[Array], shapes: list[tuple[int, ...]]) -> None:
+        """Arguments have the declared shapes, and are what bounds are proved for: nothing is broadcast or coarser."""
+        got = [point.shape for point in public]
+        if got != shapes:
+            raise Refused(f"{what}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
+        types = [str(point.dtype) for point in public]
+        if set(types) - {"float32", "int32", "bool"}:
+            raise Refused(f"{what}: public arguments of types {types}; send float32")
         if not all(bool(jnp.all(jnp.isfinite(point))) for point in public):
-            raise Refused(f"query {name!r}: a public argument is not finite; the run has diverged, or was meant to")
+            raise Refused(f"{what}: a public argument is not finite; the run has diverged, or was meant to")
 
     def _check_fresh(self, name: str, round: int) -> None:
         if not 0 <= round < self.plan.facts.rounds:
@@ -239,8 +247,10 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
         public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
         facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
         return server, encode({"kind": "answer", "facts": facts}, message)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except TOLD as error:
         return server, encode({"kind": "refused", "reason": f"{error}"}, {})
+    except Exception as error:  # nothing that a server sends ends the process; a text of JAX's may quote numbers
+        return server, encode({"kind": "refused", "reason": f"a {type(error).__name__} in this silo"}, {})
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
