@@ -190,6 +190,28 @@ def test_a_query_is_not_answered_as_a_local_task(trust):
     assert int(server.account.tallies["value"].count) == 0
 
 
+def test_a_silo_computes_with_the_numbers_that_its_bounds_are_proved_for(answered):
+    """Half-precision points would be gradients, clips and sums in half precision."""
+    assert "types ['float16']; send float32" in refusal(answered, "value", 3, X0.astype(np.float16))
+
+
+@pytest.mark.parametrize("x0", [np.zeros((3, 3), np.float32), X0.astype(np.float16), np.full_like(X0, np.nan)])
+def test_a_silo_starts_at_a_point_only(x0):
+    server = set_up_silos(agreed())[0].server
+    assert decode(reply(server, encode({"kind": "start"}, {"x0": x0}))[1])[0]["reason"].startswith("start: ")
+    assert decode(reply(server, encode({"kind": "start"}, {"x0": X0}))[1])[0]["kind"] == "ready"
+
+
+def test_no_error_ends_a_silo(answered, monkeypatch):
+    """Texts of errors that nobody has looked at stay in the silo."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("record 17.25")
+
+    monkeypatch.setattr(answered, "answer", broken)
+    assert refusal(answered, "value", 3, X0) == "a RuntimeError in this silo"
+
+
 def test_a_refusal_shows_nothing_of_the_records(answered):
     """Reasons are made of names and counts; a wrong shape is told by its shape."""
     told = refusal(answered, "difference", 9, np.zeros(99, np.float32), X0)

@@ -188,6 +188,8 @@ def compression_of(wishes: Wishes) -> dict[str, Any] | None:
         raise ConfigError(f"algorithm.shifted = {options.shifted}: {options.name} compresses {implied}")
     try:
         compressor = build_compressor(options.compressor, options.given)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"algorithm.{error}") from None
     shifted = options.shifted if options.shifted is not None else implied == "shifted" and compressor.unbiased

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import jax
@@ -31,6 +31,9 @@ from silodp.plan.checks import vouched_bounds
 from silodp.plan.plan import Plan, make_plan
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
 from silodp.records import count, fitting
+
+# Errors about what was sent: their text goes back.
+TOLD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
 
 
 class ShufflerLink:
@@ -99,9 +102,8 @@ class SiloServer:
         if self.started:
             raise Refused("start: this run has begun already")
         self._check_points("start", [x0], [(self.objective.parameters,)])
-        self.started = True
         silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
-        self.memory = self.plan.algorithm.remember(silo, x0)
+        self.memory, self.started = self.plan.algorithm.remember(silo, x0), True
 
     def answer(
         self, kind: str, name: str, round: int, public: list[Array]
@@ -158,11 +160,14 @@ class SiloServer:
         key = jax.random.wrap_key_data(jnp.asarray(batch_seed), impl="threefry2x32")
         return SharedBatch(SystemRandomness(), key, f"batch/{shared}")
 
-    def _check_points(self, what: str, public: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Arguments have the shapes that are declared: nothing else may be broadcast."""
-        if [point.shape for point in public] != shapes:
-            got = [point.shape for point in public]
+    def _check_points(self, what: str, public: list[Array], shapes: list[tuple[int, ...]]) -> None:
+        """Arguments have the declared shapes, and are what bounds are proved for: nothing is broadcast or coarser."""
+        got = [point.shape for point in public]
+        if got != shapes:
             raise Refused(f"{what}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
+        types = [str(point.dtype) for point in public]
+        if set(types) - {"float32", "int32", "bool"}:
+            raise Refused(f"{what}: public arguments of types {types}; send float32")
         if not all(bool(jnp.all(jnp.isfinite(point))) for point in public):
             raise Refused(f"{what}: a public argument is not finite; the run has diverged, or was meant to")
 
@@ -241,8 +246,10 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
         public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
         facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
         return server, encode({"kind": "answer", "facts": facts}, message)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except TOLD as error:
         return server, encode({"kind": "refused", "reason": f"{error}"}, {})
+    except Exception as error:  # nothing that a server sends ends the process; a text of JAX's may quote numbers
+        return server, encode({"kind": "refused", "reason": f"a {type(error).__name__} in this silo"}, {})
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:

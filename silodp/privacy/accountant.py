@@ -83,6 +83,10 @@ def pld(spent: Sequence[Spent], interval: float) -> PrivacyLossDistribution:
     return total
 
 
+# Solvers end within 1e-12 of a target, on either side: what is promised must lie on the safe one.
+SAFE = 1 + 1e-10
+
+
 def calibrate(
     releases: Sequence[Releases],
     epsilon: float,
@@ -109,7 +113,7 @@ def calibrate(
         _check_reachable(already, epsilon, delta)
         guess = -math.log(gaussian.mu_of(epsilon, delta))
         scale = math.exp(_smallest(excess, guess))
-    return {stream: scale * value for stream, value in base.items()}
+    return {stream: SAFE * scale * value for stream, value in base.items()}
 
 
 def calibrate_gdp(
@@ -125,7 +129,7 @@ def calibrate_gdp(
     scale = _exact_scale(releases, base, mu, already)
     if scale is None:
         raise ValueError("a GDP target needs plainly Gaussian streams: give epsilon and delta instead")
-    return {stream: scale * value for stream, value in base.items()}
+    return {stream: SAFE * scale * value for stream, value in base.items()}
 
 
 def needs_no_noise(releases: Sequence[Releases], epsilon: float, delta: float, already: Sequence[Spent] = ()) -> bool:
