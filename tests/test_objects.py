@@ -230,3 +230,19 @@ def test_a_class_inside_a_function_needs_a_name(monkeypatch):
     silodp.register("hidden-for-a-test", Hidden)
     assert Hidden().options() == {"privacy.trust": "hidden-for-a-test"}
     assert isinstance(config_from(algorithm="spider", channel=Hidden()), Config)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"algorithm": silodp.algorithms.Spider}, r"algorithm = .*must be a dict of the section's keys, a name"),
+     ({"algorithm": "dp-gd", "data": "wbcd"}, r"data = 'wbcd': must be a dict .*, e\.g\. \{\"source\": \"wbcd\"\}"),
+     ({"algorithm": "dp-gd", "channel": silodp.channels.Untrusted}, r"channel = Untrusted: is a class; give an object"),
+     ({"algorithm": "dp-gd", "run": 3}, "run = 3: must be a dict of the section's keys")],
+)  # fmt: skip
+def test_what_is_no_object_is_told_with_what_would_be(given, words):
+    with pytest.raises(ConfigError, match=words):
+        silodp.train(**given)
+
+
+def test_channels_are_listed():
+    assert {"Trusted", "Untrusted", "Compressed", "Shuffled", "Summed"} <= set(dir(silodp.channels))

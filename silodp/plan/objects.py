@@ -96,6 +96,9 @@ def config_from(
     """The config that these objects are."""
     if objects.get("algorithm") is None:
         raise ConfigError("algorithm is missing: give a config, or e.g. algorithm=silodp.algorithms.Spider(...)")
+    if isinstance(objects.get("channel"), type):
+        name = objects["channel"].__name__
+        raise ConfigError(f"channel = {name}: is a class; give an object, {name}(...)")
     channel, values = objects.get("channel"), dict(section_keys("algorithm", algorithm_section(objects["algorithm"])))
     put(values, section_keys("data", data or {}))
     put(values, section_keys("model", {"kind": model} if isinstance(model, str) else model or {}))
@@ -115,7 +118,17 @@ def algorithm_section(given: AlgorithmConfig | Mapping[str, Any] | str) -> Mappi
     return given.model_dump(exclude_unset=True) if isinstance(given, AlgorithmConfig) else given
 
 
+HINTS = {
+    "algorithm": "a name, or e.g. silodp.algorithms.Spider(rounds=10, ...)",
+    "data": 'e.g. {"source": "wbcd"}, or what silodp.load_data gives',
+    "model": "the name of a kind, or a silodp.Model",
+}
+
+
 def section_keys(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(keys, Mapping):
+        hint = f", {HINTS[section]}" if section in HINTS else ""
+        raise ConfigError(f"{section} = {keys!r}: must be a dict of the section's keys{hint}")
     return {f"{section}.{key}": value for key, value in keys.items()}
 
 
