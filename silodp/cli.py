@@ -161,9 +161,15 @@ def audit(
     algorithm: Annotated[str | None, typer.Argument(help="the algorithm to audit (default: all private ones)")] = None,
     trust: Annotated[str | None, typer.Option(help="only under this trust model")] = None,
     json_: AsJson = False,
+    real: Annotated[
+        Path | None, typer.Option(metavar="RUNDIR", help="check the answers that a message run kept (run.answers)")
+    ] = None,
 ) -> None:
     """Attack the library's own code with canary records and compare what leaks with what the plan claims."""
     with refusals():
+        if real is not None:
+            audit_answers(real)
+            return
         for kind, given in (("algorithm", algorithm), ("channel", trust)):
             if given is not None:
                 registry.check(kind, given)
@@ -177,6 +183,17 @@ def audit(
             console.print(render(rows))
         if any(row.verdict != "ok" for row in rows):
             raise typer.Exit(1)
+
+
+def audit_answers(directory: Path) -> None:
+    opened = RunDirectory.open(directory)
+    from silodp.audit.recorded import UNSEEN, audit_recorded
+
+    findings = audit_recorded(opened)
+    print_findings(findings)
+    console.print(UNSEEN, markup=False, highlight=False)
+    if not all(finding.passed for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -239,6 +239,7 @@ class RunConfig(Section):
         description="history columns of every silo, such as objective/NAME; not covered by the guarantee",
     )
     trajectory: bool = Field(default=False, description="keep the parameters of every history row")
+    answers: bool = Field(default=False, description="message mode: keep what everybody may see, for audit --real")
     figures: list[Literal["png", "pdf", "svg"]] = Field(
         default=["png"], min_length=1, description="formats of the history's figure"
     )
@@ -247,6 +248,8 @@ class RunConfig(Section):
     def _test_seed_is_for_messages(self) -> RunConfig:
         if self.test_seed and self.mode != "messages":
             raise ValueError("test_seed = true has no effect in a simulation, which is seeded; set mode = 'messages'")
+        if self.answers and self.mode != "messages":
+            raise ValueError("answers = true: a simulation sends none; set mode = 'messages'")
         return self
 
 

@@ -5,6 +5,7 @@ history.jsonl          one row every `every` rounds
 checkpoint.safetensors the run between two rounds, after each chunk (removed when the run is complete)
 model.safetensors      parameters by name: last/... and drawn/...
 trajectory.safetensors the flat parameters of every history row, when run.trajectory asks for them
+answers.safetensors    what reached the server and everybody may see, when run.answers asks for it; plan.json with it
 summary.json           last row, guarantee per silo, timing, versions
 certificate.json|txt   the privacy statement
 figures/*              in the formats of run.figures

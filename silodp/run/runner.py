@@ -27,6 +27,7 @@ from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.plan import Plan, claim_of, make_plan
 from silodp.plots import history_figure
+from silodp.run.answers import Answers
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
 from silodp.run.history import History, OnRound, rows_of
@@ -267,6 +268,9 @@ def run_messages(
     numbers = measurement(prepared)
     records = [silo.named() for silo in prepared.data.silos]
     with message_federation(plan, records, seed) as fed, progress(problem.rounds, 0, described(prepared)) as bar:
+        kept = Answers(plan)
+        if plan.config.run.answers:
+            fed.heard = kept.add
         fed.start(x0)
         state, drawn = plan.algorithm.init(x0), x0
         chosen = int(drawn_round(prepared.setting.key, problem.rounds))
@@ -281,6 +285,8 @@ def run_messages(
                 bar(r + 1, history.rows[-1])
                 history.tell(state.x)
         account = fed.final_accounts()
+    if plan.config.run.answers:
+        kept.save(directory)
     timing = {"run_seconds": time.perf_counter() - began}
     return finish(prepared, directory, history.rows, state.x, drawn, account, timing)
 
