@@ -47,8 +47,9 @@ def test_a_bound_that_vanishes_still_gets_noise(bound):
         assert noised.std() == pytest.approx(2 * SMALLEST_BOUND, rel=0.3)
 
 
-def test_noise_that_is_no_number_lets_nothing_out():
-    release = Release(jnp.ones(3), jnp.float32(jnp.inf), "value")
+@pytest.mark.parametrize("bound", [np.inf, np.nan, -1.0])
+def test_a_bound_that_is_none_lets_nothing_out(bound):
+    release = Release(jnp.ones(3), jnp.float32(bound), "value")
     assert np.isnan(privatise(release, jnp.float32(2.0), SeededRandomness(jax.random.key(0)))).all()
     with pytest.raises(jax.errors.JaxRuntimeError, match="std"):
         privatise(release, jnp.float32(2.0), SystemRandomness()).block_until_ready()

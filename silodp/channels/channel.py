@@ -35,9 +35,10 @@ SMALLEST_BOUND, SMALLEST_STD = 2.0**-106, 2.0**-116
 
 
 def std_of(release: Release, multiplier: Any) -> Scalar:
-    """Of a release's noise. NaN where it is not finite: nothing usable may come out."""
+    """Of a release's noise. NaN where there is no sound one: nothing usable may come out."""
     std = jnp.maximum(multiplier * jnp.maximum(release.bound, SMALLEST_BOUND), SMALLEST_STD)
-    return jnp.where(multiplier == 0, 0.0, jnp.where(jnp.isfinite(std), std, jnp.nan))
+    sound = jnp.isfinite(std) & (release.bound >= 0)
+    return jnp.where(multiplier == 0, 0.0, jnp.where(sound, std, jnp.nan))
 
 
 def privatise(release: Release, multiplier: Any, randomness: Randomness, step: Any = 0) -> Vector:
