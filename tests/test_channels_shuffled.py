@@ -172,6 +172,7 @@ def test_a_record_of_one_pass_may_be_in_the_first_batch_too(fused):
     assert composed_epsilon([later, own], eps0, delta) <= target * (1 + 2e-3)
 
 
+@pytest.mark.slow
 def test_a_first_batch_in_message_mode_is_that_of_the_simulation(data, tmp_path):
     base = case("mb-psgm", "shuffled", batch=4, sampling="fixed", batch_first=12, weights="equal")
     sent = with_values(base, {"run.mode": "messages", "run.test_seed": True})

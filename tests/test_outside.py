@@ -76,7 +76,12 @@ def test_a_second_moment_is_a_stream_of_its_own_shape():
     assert {s.releases.stream: s.releases.count for s in plan.spent(0)} == {"value": 3, "moment": 1}
 
 
-@pytest.mark.parametrize("name", ["scaffold:Scaffold", "topk", "relay"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("scaffold:Scaffold", marks=SLOW), pytest.param("topk", marks=SLOW), "relay"]
+)
 def test_it_runs_message_by_message(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     simulated = train(CONFIGS[name](), data=DATA, out=tmp_path / "simulated")

@@ -727,7 +727,7 @@ MUTANTS = [
     ),
     Mutant(
         "any-shape-broadcast", "silodp/deploy/silo.py",
-        "if [point.shape for point in public] != shapes:", "if len(public) != len(shapes):",
+        "if got != shapes:", "if len(got) != len(shapes):",
         "a point of another shape is broadcast past its bound",
         "tests/test_deploy_messages.py::test_arguments_of_another_shape_are_refused",
     ),
