@@ -16,7 +16,7 @@ from silodp.randomness import SERVER, SeededRandomness, SystemRandomness, party_
 
 @pytest.mark.parametrize(("name", "trust"), [("dp-gd", "trusted"), ("local-sgd", "untrusted")])
 def test_real_noise_is_read_at_its_claim(name, trust):
-    row = real.noise_row(name, trust, silos=1)
+    row = real.noise_row(name, trust, silos=1, at_server=trust == "trusted")
     assert row.verdict == OK
     assert row.convicts_from < 1.25
     assert abs(row.measured_mu - row.claim_mu) < 4 * row.standard_error
@@ -33,7 +33,7 @@ def test_real_noise_that_is_too_small_is_caught(monkeypatch, trust):
     smaller = lambda release, multiplier, *rest: honest(release, multiplier / 1.3, *rest)
     for module in (channel, trusted_module):
         monkeypatch.setattr(module, "privatise", smaller)
-    assert real.noise_row("dp-gd", trust, silos=1).verdict == EXCEEDED
+    assert real.noise_row("dp-gd", trust, silos=1, at_server=trust == "trusted").verdict == EXCEEDED
 
 
 def test_a_servers_noise_from_the_public_seed_is_caught(monkeypatch):
@@ -44,7 +44,7 @@ def test_a_servers_noise_from_the_public_seed_is_caught(monkeypatch):
         self.randomness = SeededRandomness(party_key(jax.random.key(self.plan.config.run.seed), round, SERVER))
 
     monkeypatch.setattr(coordinator.MessageFederation, "begin_round", begin_round)
-    assert real.noise_row("dp-gd", "trusted", silos=1).verdict == REPEATED
+    assert real.noise_row("dp-gd", "trusted", silos=1, at_server=True).verdict == REPEATED
 
 
 def test_a_silos_noise_from_the_public_seed_is_caught(monkeypatch):

@@ -74,7 +74,7 @@ def two_level(
 ) -> tuple[Exposed, Bool[np.ndarray, "..."], float]:
     own = canaries.silo == silo
     size = int(own.sum())
-    drawn = np.stack([draws(prepared, run, silo) for run in range(canaries.runs)], axis=1)[:, :, :size]
+    drawn = drawn_in(prepared, canaries.runs, silo)[:, :, :size]
     entering = np.broadcast_to(turned(view.clocks[:, :, :1]), drawn.shape)
     opposite = drawn & (replaced(prepared, view, drawn, entering) == -entering) & (canaries.kind[own] == TURNING)
     exposed = np.zeros(view.releases.shape)
@@ -95,15 +95,17 @@ def replaced(prepared: Prepared, view: View, drawn: np.ndarray, entering: np.nda
     return np.stack(sides)
 
 
-def draws(prepared: Prepared, run: int, silo: int) -> Bool[np.ndarray, "r n"]:
+def drawn_in(prepared: Prepared, runs: int, silo: int) -> Bool[np.ndarray, "r runs n"]:
     """Who was drawn in each round: the silo's own coins, tossed again."""
     rule, problem = prepared.setting.algorithm.batch, prepared.problem  # type: ignore[attr-defined]
     records = jax.tree.map(lambda leaf: leaf[silo], problem.silos.records)
     length = jax.tree.leaves(records)[0].shape[0]
 
-    def joins(round: Array) -> Array:
-        coins = SeededRandomness(party_key(run_key(prepared, run), round, silo))
+    def joins(round: Array, key: Array) -> Array:
+        coins = SeededRandomness(party_key(key, round, silo))
         drawer = SimpleNamespace(records=records, size=problem.silos.sizes[silo], round=round, randomness=coins)
         return jnp.zeros(length, bool).at[rule.draw(drawer, "value").rows].set(True, mode="drop")
 
-    return np.asarray(jax.jit(jax.vmap(joins))(jnp.arange(problem.rounds)))
+    keys = jnp.stack([run_key(prepared, run) for run in range(runs)])
+    each_run = jax.vmap(joins, in_axes=(None, 0))
+    return np.asarray(jax.jit(jax.vmap(each_run, in_axes=(0, None)))(jnp.arange(problem.rounds), keys))

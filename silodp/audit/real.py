@@ -96,7 +96,7 @@ def rows() -> list[Real]:
         Real("untrusted", lambda: noise_row("dp-gd", "untrusted", 2, in_processes=True)),
         Real("untrusted", low_bits_row),
         Real("shuffled", batches_row),
-        Real("trusted", lambda: noise_row("dp-gd", "trusted", 2)),
+        Real("trusted", lambda: noise_row("dp-gd", "trusted", 2, at_server=True)),
         Real("untrusted", lambda: noise_row("local-sgd", "untrusted", 1)),
     ]
 
@@ -134,19 +134,19 @@ def answers(prepared: Prepared, in_processes: bool = False) -> Tap:
 # --- the noise of silos, local steps and the server -------------------------------------------------------
 
 
-def noise_row(name: str, trust: str, silos: int, in_processes: bool = False) -> Row:
-    """The noise of real answers, on records that each pull a coordinate of their own."""
+def noise_row(name: str, trust: str, silos: int, in_processes: bool = False, at_server: bool = False) -> Row:
+    """The noise of real answers (or the server's), on records that each pull a coordinate of their own."""
     signs = np.random.default_rng(1).choice([-1.0, 1.0], (silos, CANARIES))
     options = {"local_steps": LOCAL_STEPS, "sampling": "full"} if name == "local-sgd" else {}
     algorithm = {"name": name, "rounds": ROUNDS, "step_size": STILL} | options
     prepared = prepared_for(algorithm, trust, [one_hot(i, signs) for i in range(silos)], EPSILON)
-    views = views_of(prepared, answers(prepared, in_processes), name, trust)
+    views = views_of(prepared, answers(prepared, in_processes), name, at_server)
     groups = [seen_by(view, i, signs) for i, view in enumerate(views)]
     noise = [view[:, -BLANK:] for view in views]
     claim = float(np.mean([accountant.gdp(prepared.plan.spent(i)) for i in range(silos)]))  # type: ignore[arg-type]
     reading = attack.separation(groups)
     rounds = max(attack.repeated_noise(each) for each in noise)
-    shared = attack.shared_noise(noise[0], noise[1]) if trust == "untrusted" and silos > 1 else None
+    shared = attack.shared_noise(noise[0], noise[1]) if silos > 1 and not at_server else None
     known = max(attack.shared_noise(each, seeded_noise(prepared, silos)) for each in noise)
     repeated = max(rounds, shared or 0.0, known) > CORRELATED / math.sqrt(BLANK)
     where = "processes" if in_processes else "bytes"
@@ -173,9 +173,9 @@ def one_hot(silo: int, signs: Float[np.ndarray, "silos n"]) -> SiloData:
     return SiloData(f"silo {silo}", features, (signs[silo] < 0).astype(np.int32))
 
 
-def views_of(prepared: Prepared, tap: Tap, name: str, trust: str) -> list[Float[np.ndarray, "r d"]]:
+def views_of(prepared: Prepared, tap: Tap, name: str, at_server: bool) -> list[Float[np.ndarray, "r d"]]:
     """The releases about each silo. A local model is the point it began at, minus the steps along its releases."""
-    if trust == "trusted":
+    if at_server:
         return [np.stack(tap.means)] * len(prepared.data.silos)
     views = [np.stack(own) for own in zip(*tap.arrived, strict=True)]
     if name != "local-sgd":

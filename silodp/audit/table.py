@@ -74,13 +74,14 @@ def audit(
     for name in names:
         refuse(name, find(name), trusts)
     own = {f"algorithm.{key}": value for key, value in (options or {}).items()}
-    cases = [case for name in names for case in cases_of(name, changes=own) if trusts is None or case.trust in trusts]
+    wanted = lambda row: trusts is None or row.trust in trusts
+    cases = [case for name in names for case in cases_of(name, changes=own) if wanted(case)]
     if not cases:
         supported = " or ".join(trusts_of(find(names[0])))
         raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
     # Most of the time goes into compiling, which lets other threads work.
     attacks = Attacks()
-    extra = [] if algorithms is not None else [real for real in real_rows() if trusts is None or real.trust in trusts]
+    extra = [] if algorithms is not None else list(filter(wanted, real_rows()))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(lambda real: real.run(), extra)  # first: they wait for processes
         return [*pool.map(lambda case: audit_one(case, seed, attacks), cases), *found]

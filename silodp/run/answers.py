@@ -1,7 +1,7 @@
 """The answers of a message run, kept for a later look at them: only what everybody may see anyway.
 
-An untrusted server sees every silo's message; under the other trust models only the mean that comes out is public, and
-nothing else is written.
+An untrusted server sees every silo's message (compressed ones are not kept); under the other trust models only the mean
+that comes out is public, and nothing else is written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from safetensors.numpy import load_file
 
-from silodp.channels import Packed, Untrusted
+from silodp.channels import Packed
 from silodp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class Answers:
 
     def add(self, round: int, query: str, packed: Sequence[Packed], mean: Any) -> None:
         self.arrays[f"{round}/{query}/{SERVER}/value"] = np.asarray(mean)
-        if not isinstance(self.plan.channel, Untrusted):
-            return
         for silo, each in zip(self.plan.facts.present(round), packed, strict=True):
-            named = each.arrays | {"step": np.float64(each.facts.get("step", 0.0))}
+            if "step" not in each.facts:  # only noised numbers are sent in steps of a grid
+                continue
+            named = {"value": each.arrays["value"], "step": np.float64(each.facts["step"])}
             self.arrays |= {f"{round}/{query}/{silo}/{name}": np.asarray(array) for name, array in named.items()}
 
     def save(self, directory: RunDirectory) -> None:
@@ -62,7 +62,7 @@ def load_answers(directory: RunDirectory) -> list[Answer]:
     found = []
     for key in arrays:
         round, query, sender, name = key.split("/")
-        if name in ("value", "bytes"):
+        if name == "value":
             step = float(arrays.get(f"{round}/{query}/{sender}/step", 0.0))
             found.append(Answer(int(round), query, sender, arrays[key], step))
     return sorted(found, key=lambda answer: (answer.round, answer.query, answer.sender))
