@@ -12,6 +12,7 @@ import pytest
 
 from silodp.algorithms.differences import LocalDifference
 from silodp.channels import Channel, Compressed, Trusted, Untrusted
+from silodp.channels.channel import Noised
 from silodp.compressors import Identity, RandK
 from silodp.config import parse_config
 from silodp.core import Account, RecordMean, Release, Silo, Site, Vector
@@ -42,7 +43,7 @@ def test_a_silo_adds_noise_of_its_own_multiplier_and_counts_it(channel):
     for index, multiplier in enumerate((1.0, 100.0, 0.0)):
         silo = silo_of(noised, index)
         message, _ = noised.send(nothing(0.5), silo, {})
-        sent = np.asarray(message if isinstance(message, jax.Array) else message.vector)
+        sent = np.asarray(message.value if isinstance(message, Noised) else message.vector)
         assert sent.std() == pytest.approx(multiplier * 0.5, rel=0.4)  # of 40 draws
         tally = silo.account.tallies["value"]
         assert (int(tally.count), float(tally.multiplier)) == (1, multiplier)

@@ -1,4 +1,4 @@
-"""Annotations of sums, prox steps and batches are checked at run time, shapes of arrays too, in every test that calls it."""
+"""Annotations of sums, prox steps and batches are checked at run time, shapes of arrays too, in every test."""
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
