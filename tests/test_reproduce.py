@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
+from silodp.digits import rounded_up
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.plan.plan import built, choose, make_plan, settled_facts, with_options
@@ -234,7 +235,7 @@ def test_without_published_values_the_levels_stand_side_by_side(done):
     assert "| all: test error | 1 | 8 |" in lines and "| all: loss | 1 | 8 |" in lines
     paper = next(line for line in lines if line.startswith("| DP-GD, paper's noise |"))
     epsilons = [level["epsilon"] for level in results["all", "DP-GD", "published"]["levels"]]
-    assert all(f"[{epsilon:.3g}]" in paper for epsilon in epsilons)
+    assert all(f"[{rounded_up(epsilon, 3)}]" in paper for epsilon in epsilons)
     assert sum(line.startswith("| best of silodp |") and line.count("(DP-GD)") == 2 for line in lines) == 2
 
 
