@@ -245,6 +245,7 @@ def test_settings_of_different_names_have_programs_of_their_own(compiled, tmp_pa
     assert outcomes.to_pandas()["privacy.trust"].tolist()[:4] == ["trusted"] * 2 + ["untrusted"] * 2
 
 
+@pytest.mark.slow
 def test_compressors_samplings_and_switches_can_be_swept(compiled):
     spider = {"name": "spider", "clip": 0.01, "clip_difference": 100.0, "restart": 2}  # a cap that is felt
     soteria = {"name": "soteria-gd", "rounds": 4, "compressor": "natural"}
