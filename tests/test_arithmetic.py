@@ -150,6 +150,8 @@ def test_doubles_keep_twice_the_digits(factor):
     total = jax.jit(Double.sum_of)(parts)
     want = parts.astype(np.float64).sum(0)
     assert np.abs(exact(total) - want).max() < 1e-13 * np.abs(parts).sum(0).max()
+    few = exact(jax.jit(Double.sum_of)(parts[:4])) - parts[:4].astype(np.float64).sum(0)  # one after the other
+    assert np.abs(few).max() < 1e-13 * np.abs(parts[:4]).sum(0).max()
     for found, wanted in [
         (jax.jit(lambda d: d * factor)(total), exact(total) * float(factor)),
         (jax.jit(lambda d: d / factor)(total), exact(total) / float(factor)),

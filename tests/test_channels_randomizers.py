@@ -171,6 +171,9 @@ def test_rows_near_a_boundary_are_drawn_again(monkeypatch):
     assert np.array_equal(rows, np.rint(rows)) and len(set(rows.ravel().tolist())) > 10
     _, sure = noise._tilted(unit, 0.0, 0.5, entropy)
     assert 0.4 < sure.mean() < 0.8
+    answers = iter([(np.zeros((3, 1)), np.array([True, False, True])), (np.ones((1, 1)), np.array([True]))])
+    monkeypatch.setattr(noise, "_tilted", lambda *_: next(answers))
+    assert (noise.tilted(unit[:3], 0.0, 0.5, entropy) * noise.TILTED_STEPS).ravel().tolist() == [0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("eps0", [0.1, 1.0, 8.0, 15.0])
