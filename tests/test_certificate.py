@@ -156,3 +156,19 @@ def test_a_fixed_schedule_is_charged_as_it_is():
     assert sum(fixed.releases(i)[0].count for i in range(3)) == 2 * 6
     assert all(worst.releases(i)[0].count == 6 for i in range(3))
     assert all(f <= w for f, w in zip(fixed.multipliers["value"], worst.multipliers["value"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "trust", "words"),
+    [
+        ("spider", "untrusted", "an exact Gaussian"),
+        ("spider", "trusted", "an exact Gaussian"),
+        ("ce-psgm", "shuffled", "a local randomizer"),
+        ("sdp-spider", "shuffled", "fair coins"),
+    ],
+)
+def test_the_noise_is_named_as_it_was_drawn(name, trust, words):
+    plan = plan_of(name, trust)
+    spent = [plan.spent(i) for i in range(plan.facts.silos)]
+    assert certificate(plan, spent, Context(stamp=None))["noise"].startswith(words)
+    assert certificate(plan, spent, Context())["noise"].startswith("of a simulation, in float32")

@@ -173,6 +173,11 @@ class Summed(Channel):
         "if the other silos tell the server their coins, only this silo's own coins are left"
     )
 
+    noise: ClassVar[str] = (
+        "fair coins of all silos in every sum, whole numbers of the operating system's entropy; exact Gaussians on a "
+        "public grid in local steps"
+    )
+
     grid: int = eqx.field(static=True, kw_only=True, default=200)  # rounding levels
     protocols: dict[str, PVec] = eqx.field(kw_only=True, default_factory=dict)  # by stream; a plan fills it in
 

@@ -69,6 +69,10 @@ class Shuffled(Channel):
     if_others_collude: ClassVar[str] = (
         "each silo's statement says what is left if the other silos, or the shuffler, work for the server"
     )
+    noise: ClassVar[str] = (
+        "a local randomizer in every record's message, with coins of the operating system's entropy, whose lowest bits "
+        "say no more than the message; exact Gaussians on a public grid in local steps"
+    )
     shared_batch: ClassVar[str | None] = ROUND
 
     randomizer: type[Randomizer] = eqx.field(static=True, kw_only=True, default=Duchi)

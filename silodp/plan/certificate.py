@@ -87,7 +87,7 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
         "adversary_sees": channel.sees,
         "honest": list(channel.honest),
         "if_others_collude": channel.if_others_collude,
-        "noise": channel.noise if context.stamp is None else FLOAT_NOISE,
+        "noise": FLOAT_NOISE if context.stamp else noise_of(plan),
         "calibration": plan.config.privacy.calibration,
         "claim": claim,
         "silos": silos,
@@ -102,6 +102,12 @@ def setting_of(plan: Plan) -> str:
     """In the trust model's own words; one from outside may have inherited those of another."""
     trust = plan.config.privacy.trust
     return plan.channel.setting if registry.is_own("channel", trust) else f"with the trust model {trust!r}"
+
+
+def noise_of(plan: Plan) -> str:
+    """As the trust model draws it for real; what one from outside draws, nobody has looked at."""
+    own = registry.is_own("channel", plan.config.privacy.trust)
+    return plan.channel.noise if own else "of a trust model from outside: not verified"
 
 
 def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any]:
