@@ -46,32 +46,20 @@ LEAST_SPREAD, MOST_SPREAD = 2.0**-20, 2.0**30  # std / step: beyond, nearly ever
 FARTHEST = 2.0**62  # |value| / step. That the noise adds as much again has a chance below exp(-2^62).
 
 
-def grid_of(std: float, steps: int = 256) -> float:
-    """The public step of a standard deviation: the power of two with std / (2 steps) < step <= std / steps."""
-    _check_std(std)
-    if steps < 1:
-        raise ValueError(f"steps = {steps}: must be at least 1 grid step a standard deviation")
-    # A quotient of float64 numbers below a power of two is never rounded up to it: it is short by a last digit of std.
-    step = math.ldexp(1.0, math.frexp(std / steps)[1] - 1)
-    if step <= np.finfo(np.float64).smallest_normal:
-        raise ValueError(f"std = {std!r}: too small for {steps} grid steps in float64; scale the values up")
-    return step
-
-
 def rounded_gaussian(value: np.ndarray, std: float, step: float, entropy: "Entropy") -> np.ndarray:
     """round((value + std Z) / step) with independent real Gaussians Z: int64, in exactly that distribution.
 
     Args:
         value: float64, finite; taken as exact. At most 2^62 steps from 0.
         std: the noise's standard deviation.
-        step: the grid's step, a power of two: `grid_of(std)`.
+        step: the grid's step, a power of two near std / 256 (silodp.randomness knows which).
         entropy: where the words come from.
 
     Example:
         >>> import numpy as np
-        >>> from silodp.noise import Entropy, grid_of, rounded_gaussian
-        >>> sent = rounded_gaussian(np.zeros(1000), 0.3, grid_of(0.3), Entropy())
-        >>> received = sent * grid_of(0.3)
+        >>> from silodp.noise import Entropy, rounded_gaussian
+        >>> sent = rounded_gaussian(np.zeros(1000), 0.3, 2.0**-10, Entropy())
+        >>> received = sent * 2.0**-10
     """
     value, std, step = np.asarray(value), float(std), float(step)
     _check_grid(value, std, step)
@@ -263,9 +251,11 @@ def _check_std(std: float) -> None:
 def _check_grid(value: np.ndarray, std: float, step: float) -> None:
     _check_std(std)
     if not (math.isfinite(step) and step > 0 and math.frexp(step)[0] == 0.5):
-        raise ValueError(f"step = {step!r}: must be a power of two; take grid_of(std)")
+        raise ValueError(f"step = {step!r}: must be a power of two; take one near std / 256")
     if not LEAST_SPREAD <= std / step <= MOST_SPREAD:
-        raise ValueError(f"step = {step!r}: std / step = {std / step:.3g} is not in 2^-20 to 2^30; take grid_of(std)")
+        raise ValueError(
+            f"step = {step!r}: std / step = {std / step:.3g} is not in 2^-20 to 2^30; take one near std / 256"
+        )
     if value.dtype != np.float64:
         raise ValueError(f"value has dtype {value.dtype}: must be float64; convert it where it is still exact")
 
