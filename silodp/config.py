@@ -6,7 +6,7 @@ import difflib
 import math
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -85,6 +85,20 @@ class OpenSection(Section):
         return self.model_dump(exclude_none=True)
 
 
+# Within float32's numbers, with room for what is computed from a clip norm: 2^20 times its smallest one, and more.
+CLIP_NORM: dict[str, Any] = {"ge": 1e-18, "le": 1e18}
+
+
+class WhitenConfig(Section):
+    """A first stage: features are whitened by their private second moment (see silodp.whiten)."""
+
+    share: float = Field(default=0.2, gt=0, lt=1, description="part of mu^2 that the second moment takes")
+    clip: float = Field(default=1.5, **CLIP_NORM, description="longest features of a record, the constant 1 included")
+    scale: float | None = Field(
+        default=None, gt=0, description="public factor that makes features about 1 long; 1 / sqrt(d) when left out"
+    )
+
+
 class PrivacyConfig(OpenSection):
     """Who is trusted, and the target. Without epsilon, gdp or multipliers the run is not private."""
 
@@ -133,10 +147,6 @@ class PrivacyConfig(OpenSection):
         return self.epsilon is not None or self.gdp is not None or self.multipliers is not None
 
 
-# Within float32's numbers, with room for what is computed from a clip norm: 2^20 times its smallest one, and more.
-CLIP_NORM: dict[str, Any] = {"ge": 1e-18, "le": 1e18}
-
-
 class AlgorithmConfig(OpenSection):
     """The algorithm and its numbers; names as in the table of symbols in the docs."""
 
@@ -176,6 +186,7 @@ class AlgorithmConfig(OpenSection):
         description="fixed: drawn from the public seed beforehand, and only that is charged",
     )
     weights: Literal["equal", "size"] = Field(default="equal", description="weights of silos in the objective")
+    average: int | None = Field(default=None, ge=1, description="the mean of so many last iterates is the result")
     compressor: str | None = Field(default=None, description="identity, rand-k, qsgd, natural, or MODULE:CLASS")
     keep: int | None = Field(default=None, ge=1, description="k of rand-k")
     levels: int | None = Field(default=None, ge=1, description="levels of qsgd")
@@ -219,7 +230,7 @@ THEORY_CONSTANTS = ("gradient_bound", "smoothness", "heterogeneity", "pl_constan
 # Keys that the run, the channel or the theorem takes care of, whatever the algorithm.
 SHARED_KEYS = {
     "name", "rounds", "stop_after", "step_size", "prox", "batch", "sampling", "participation", "schedule", "weights",
-    "compressor", "keep", "levels", "shifted", "randomizer", "grid", "theory", *THEORY_CONSTANTS,
+    "average", "compressor", "keep", "levels", "shifted", "randomizer", "grid", "theory", *THEORY_CONSTANTS,
 }  # fmt: skip
 
 
@@ -269,7 +280,7 @@ class Config(Section):
     """A whole run: what a TOML file holds, section by section, checked.
 
     Args:
-        data, model, privacy, algorithm, run, sweep: the sections; a dict or a section object each.
+        data, model, privacy, whiten, algorithm, run, sweep: the sections; a dict or a section object each.
 
     Example:
         >>> import silodp
@@ -281,6 +292,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    whiten: WhitenConfig | None = None
     algorithm: AlgorithmConfig = AlgorithmConfig()
     run: RunConfig = RunConfig()
     sweep: SweepConfig = SweepConfig()
@@ -406,7 +418,8 @@ def fields_of(location: tuple[int | str, ...]) -> dict[str, FieldInfo]:
     """The keys of a section, or the sections."""
     known: Any = Config
     for part in location[:1]:
-        known = known.model_fields[str(part)].annotation
+        annotation: Any = known.model_fields[str(part)].annotation
+        known = next(iter(get_args(annotation)), annotation)  # a section that may be left out is a union with None
     return known.model_fields
 
 

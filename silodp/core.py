@@ -8,6 +8,7 @@ before). A `Channel` (silodp.channels) is the trust model: it turns answers into
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from silodp.doubles import Double
 from silodp.facts import Stream
-from silodp.gradients.blocks import clip_factor, sum_in_blocks, weighted_rows
+from silodp.gradients.blocks import RUN, clip_factor, in_runs, sum_in_blocks, weighted_rows
 from silodp.prox import Prox
 from silodp.randomness import Randomness
-from silodp.sampling import MOVES, Batch, BatchRule, Full
+from silodp.sampling import MOVES, SQUARES_MOVE, Batch, BatchRule, Full
 
 if TYPE_CHECKING:
     from silodp.channels.channel import Channel
@@ -84,6 +86,8 @@ class Public(eqx.Module):
 class Gradients(eqx.Module):
     """A record's vector: sum_k c_k grad f(x_k; z)."""
 
+    moves: ClassVar[float] = MOVES  # of their sum when one record is replaced, in clip norms
+
     objective: Objective
     points: tuple[Vector, ...]
     coefficients: tuple[Any, ...]
@@ -101,6 +105,8 @@ class Gradients(eqx.Module):
 
 class Statistic(eqx.Module):
     """A record's vector: any function of the record."""
+
+    moves: ClassVar[float] = MOVES
 
     function: Callable[[PyTree], Vector]
     size: int = eqx.field(static=True)
@@ -122,13 +128,58 @@ class Statistic(eqx.Module):
         return jnp.where(good[:, None], rows * factor[:, None], 0)
 
 
+class Squares(eqx.Module):
+    """A record's vector: v v^T of any function v of the record, packed (`packed`); its norm is |v|^2."""
+
+    moves: ClassVar[float] = SQUARES_MOVE
+
+    function: Callable[[PyTree], Vector]
+    length: int = eqx.field(static=True)  # of v
+
+    @property
+    def size(self) -> int:
+        return self.length * (self.length + 1) // 2
+
+    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Double:
+        def run_sums(records: PyTree, weights: Array) -> Array:
+            rows = jnp.where(weights[:, None] > 0, self._rows(records, clip), 0)
+            squares = jnp.einsum("rj,rja,rjb->rab", *(in_runs(leaf, 0) for leaf in (weights, rows, rows)))
+            return jax.vmap(packed)(squares)
+
+        runs = max(1, MICROBATCH_FLOATS // self.length**2)
+        return sum_in_blocks(run_sums, records, weights, runs * RUN)
+
+    def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
+        return jax.vmap(lambda v: packed(jnp.outer(v, v)))(self._rows(records, clip))
+
+    def _rows(self, records: PyTree, clip: Any) -> Float[Array, "m k"]:
+        """v of each record, no longer than the root of the clip norm."""
+        longest = jnp.sqrt(jnp.inf if clip is None else jnp.float32(clip))
+        return Statistic(self.function, self.length).clipped(records, longest)
+
+
+def packed(matrix: Float[Array, "k k"]) -> Vector:
+    """A symmetric matrix as a vector of the same norm: every entry off the diagonal once, times sqrt(2)."""
+    rows, columns = np.triu_indices(matrix.shape[0])
+    return matrix[rows, columns] * jnp.asarray(np.where(rows == columns, 1.0, 2**0.5), jnp.float32)
+
+
+def unpacked(vector: Vector) -> Float[Array, "k k"]:
+    """The symmetric matrix again."""
+    length = math.isqrt(2 * vector.size)
+    rows, columns = np.triu_indices(length)
+    entries = vector / jnp.asarray(np.where(rows == columns, 1.0, 2**0.5), jnp.float32)
+    upper = jnp.zeros((length, length)).at[rows, columns].set(entries)
+    return upper + jnp.triu(upper, 1).T
+
+
 class RecordMean(eqx.Module):
     """mean over a batch of clip(a record's vector, clip): the only door from records to messages.
 
     It stays unevaluated until a channel asks, because a shuffled channel needs the records one by one.
     """
 
-    vectors: Gradients | Statistic
+    vectors: Gradients | Statistic | Squares
     batch: Batch
     clip: Any  # a traced scalar, or None: not clipped, hence not private
     stream: str = eqx.field(static=True)
@@ -141,7 +192,7 @@ class RecordMean(eqx.Module):
         mean = self.mean()
         # A clip below zero (of a schedule that went too far) bounds nothing; infinite, the bound lets nothing out.
         clip = jnp.inf if self.clip is None else jnp.where(self.clip < 0, jnp.inf, self.clip)
-        bound = MOVES * clip / self.batch.divisor
+        bound = self.vectors.moves * clip / self.batch.divisor
         return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
 
     def summed(self, change: Change) -> Vector:
@@ -208,6 +259,10 @@ class Account(eqx.Module):
 
     def work(self, gradients: Array) -> Account:
         return Account(self.tallies, self.gradients + gradients)
+
+    def joined(self, other: Account) -> Account:
+        """With what another stage of the same run has spent; its streams are others."""
+        return Account(self.tallies | other.tallies, self.gradients + other.gradients)
 
 
 class Site(eqx.Module):
@@ -285,11 +340,30 @@ class Silo:
         step: Any = 0,
     ) -> RecordMean:
         """The clipped mean of any vector `function(record)` over a batch: a private mean that is no gradient."""
+        vectors = Statistic(function, self._length(function, stream))
+        return RecordMean(vectors, self._batch(batch, stream, step), clip, stream)
+
+    def squares(
+        self,
+        function: Callable[[PyTree], Vector],
+        clip: Any,
+        stream: str,
+        batch: BatchRule | Batch | None = None,
+        step: Any = 0,
+    ) -> RecordMean:
+        """The mean of v v^T over a batch, v = function(record) clipped to |v|^2 <= clip: a private second moment.
+
+        It comes as a vector (`silodp.core.unpacked` makes it a matrix), and moves less than other means do.
+        """
+        vectors = Squares(function, self._length(function, stream))
+        return RecordMean(vectors, self._batch(batch, stream, step), clip, stream)
+
+    def _length(self, function: Callable[[PyTree], Vector], stream: str) -> int:
         record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.records)
         shape = jax.eval_shape(function, record).shape
         if len(shape) != 1:
             raise ValueError(f"statistic of stream {stream!r}: gives shape {shape}; return a vector (ravel it)")
-        return RecordMean(Statistic(function, shape[0]), self._batch(batch, stream, step), clip, stream)
+        return shape[0]
 
     def _batch(self, batch: BatchRule | Batch | None, stream: str, step: Any) -> Batch:
         rule = Full() if batch is None else batch

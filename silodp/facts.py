@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, Key
 from silodp import records
 from silodp.randomness import SERVER, Randomness, SeededRandomness, party_key
 from silodp.records import Description, Kind
-from silodp.sampling import BatchRule
+from silodp.sampling import MOVES, SQUARES_MOVE, BatchRule
 
 Silos = tuple[int, ...]
 
@@ -141,6 +141,7 @@ class Stream:
     local: the silo adds the noise itself under every trust model, because it uses the value before anybody sees it.
     alone: a record's only message of its round, on a batch of its own (a first round that differs from the others).
     dimension: numbers in a release, where it is not a vector of the model's parameters.
+    squares: a mean of v v^T (`silo.squares`), which moves less than a mean of vectors.
 
     Example:
         >>> import silodp
@@ -155,6 +156,12 @@ class Stream:
     local: bool = False
     alone: bool = False
     dimension: int | None = None
+    squares: bool = False
+
+    def bound_over_clip(self, records: int) -> float:
+        """How far the mean over a silo of so many records moves, in clip norms, when one is replaced."""
+        bound = self.batch.bound_over_clip(records)
+        return bound * SQUARES_MOVE / MOVES if self.squares else bound
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,7 @@ class Declared:
     def bounds_over_clip(self, name: str) -> np.ndarray:
         """How far each silo's released mean moves, in clip norms."""
         pairs = zip(self.each(name), self.facts.sizes, strict=True)
-        return np.array([stream.batch.bound_over_clip(size) for stream, size in pairs])
+        return np.array([stream.bound_over_clip(size) for stream, size in pairs])
 
     def dimension(self, name: str) -> int | None:
         stream = self.each(name)[0]

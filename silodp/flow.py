@@ -112,6 +112,24 @@ class FollowedSilo(Silo):
         batch: BatchRule | Batch | None = None,
         step: Any = 0,
     ) -> RecordMean:
+        self._check_function(function, stream)
+        clip = checked(clip, f"the clip of stream {stream!r}")
+        return self._made(super().statistic(function, clip, stream, batch, step), batch)
+
+    def squares(
+        self,
+        function: Callable[[PyTree], Vector],
+        clip: Any,
+        stream: str,
+        batch: BatchRule | Batch | None = None,
+        step: Any = 0,
+    ) -> RecordMean:
+        self._check_function(function, stream)
+        clip = checked(clip, f"the clip of stream {stream!r}")
+        return self._made(super().squares(function, clip, stream, batch, step), batch)
+
+    def _check_function(self, function: Callable[[PyTree], Vector], stream: str) -> None:
+        """Of one record, and of nothing that depends on others."""
         record = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), self.records)
         traced = jax.make_jaxpr(function)(record)
         for value in traced.consts:  # what the function has closed over
@@ -119,8 +137,6 @@ class FollowedSilo(Silo):
         several = sees_several(traced)
         if several is not None:
             self._mistake(stream, f"its function uses {several}, which sees several records at once; leave it out")
-        clip = checked(clip, f"the clip of stream {stream!r}")
-        return self._made(super().statistic(function, clip, stream, batch, step), batch)
 
     def _made(self, mean: RecordMean, batch: BatchRule | Batch | None) -> RecordMean:
         """The mean; the library answers for its bound if records, batch and clipping are its own work."""

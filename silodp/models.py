@@ -44,7 +44,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "tanh": jnp.tanh,
 }
-KINDS = ("linear", "ridge", "logistic", "softmax", "mlp", "cnn")
+LINEAR = ("linear", "ridge", "logistic", "softmax")
+KINDS = (*LINEAR, "mlp", "cnn")
 INITIALS = ("default", "zeros", "normal")
 
 

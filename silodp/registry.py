@@ -55,8 +55,12 @@ SENTENCES = {
     "psgm": "momentum is built from noised differences, with or without local steps",
 }
 
+# A name that becomes an algorithm once public facts are known (silodp.plan.auto): for tables, DP-GD.
+AUTO, AUTO_IS = "auto", "dp-gd"
+
+ALGORITHMS = {name: f"silodp.algorithms.{family}:ENTRIES" for family, all_ in FAMILIES.items() for name in all_}
 OWN: dict[str, dict[str, str]] = {
-    "algorithm": {name: f"silodp.algorithms.{family}:ENTRIES" for family, all_ in FAMILIES.items() for name in all_},
+    "algorithm": {AUTO: ALGORITHMS[AUTO_IS], **ALGORITHMS},
     "channel": {
         "trusted": "silodp.channels.trusted:Trusted",
         "untrusted": "silodp.channels.untrusted:Untrusted",

@@ -25,6 +25,8 @@ OVERFLOW = 1e-18
 
 # How far a sum of clipped vectors moves, in clip norms, when one record is replaced: rounding included.
 MOVES = 2 * (1 + SLACK)
+# The same for a sum of squares v v^T, in squared clip norms: <v v^T, w w^T> >= 0, so two of them are closer than that.
+SQUARES_MOVE = 2**0.5 + 2 * SLACK
 
 
 class Batch(eqx.Module):

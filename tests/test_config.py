@@ -45,7 +45,7 @@ def refusal(*changes: str, tree: dict[str, Any] = GOOD, data: FederatedData | No
         ("privacy.gdp=1.0", "privacy: epsilon and gdp are given together; give one of them"),
         ("privacy.split=2.0", "privacy.split = 2.0: give a share between 0 and 1, or 'optimal'"),
         ("privacy.split=nan", "privacy.split = nan: must be a finite number or 'optimal'"),
-        ("algorithm.name=spyder", "algorithm.name = 'spyder': unknown (did you mean spider?); known: gd, dp-gd"),
+        ("algorithm.name=spyder", "algorithm.name = 'spyder': unknown (did you mean spider?); known: auto, gd, dp-gd"),
         ("algorithm.rounds=0", "algorithm.rounds = 0: must be a finite number at least 1"),
         ("algorithm.rounds=1.5", "algorithm.rounds = 1.5: must be a valid integer"),
         ("algorithm.clip=inf", "algorithm.clip = inf: must be a finite number at least 1e-18 and at most 1e+18"),

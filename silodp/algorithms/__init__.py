@@ -42,15 +42,15 @@ class Registry(Mapping[str, "Entry"]):
     """The library's own entries by name; a family's file is imported when one of its names is looked up."""
 
     def __getitem__(self, name: str) -> Entry:
-        if name not in registry.OWN["algorithm"]:
+        if name not in registry.ALGORITHMS:
             raise KeyError(name)
         return registry.find("algorithm", name)[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(registry.OWN["algorithm"])
+        return iter(registry.ALGORITHMS)
 
     def __len__(self) -> int:
-        return len(registry.OWN["algorithm"])
+        return len(registry.ALGORITHMS)
 
 
 REGISTRY = Registry()
@@ -58,6 +58,7 @@ REGISTRY = Registry()
 
 def find(name: str) -> Entry:
     """The entry of an algorithm: the library's own, registered, of another package, or `module:Class`."""
+    name = registry.AUTO_IS if name == registry.AUTO else name
     if name in REGISTRY:
         return REGISTRY[name]
     from silodp.algorithms.entry import Entry

@@ -179,6 +179,11 @@ class Channel(eqx.Module):
         """Std of the noise in clip norms: on each silo's mean, or on the average where only that is noised."""
         return nominal * declared.bounds_over_clip(name)
 
+    def std_of_average(self, name: str, nominal: Multipliers, declared: Declared) -> float:
+        """Std of the noise in clip norms on the weighted average of all silos."""
+        weights = np.asarray(declared.facts.weights)
+        return float(np.linalg.norm(weights * self.std_over_clip(name, nominal, declared)))
+
     def averaged(self, silos: float) -> float:
         """By how much the noise of the average over so many silos is smaller than that of one silo's mean."""
         return silos

@@ -63,6 +63,9 @@ class Trusted(Channel):
             weights = weights / declared.facts.fewest(weights.tolist())
         return nominal * np.max(weights * bounds)
 
+    def std_of_average(self, name: str, nominal: Multipliers, declared: Declared) -> float:
+        return float(self.std_over_clip(name, nominal, declared)[0])
+
     def _moves(self, name: str, declared: Declared) -> Multipliers:
         """How far a record of each silo moves the weighted average, relative to the worst one."""
         moved = np.asarray(declared.facts.weights) * declared.bounds_over_clip(name)

@@ -172,16 +172,31 @@ class MessageFederation:
     """The server's view of silos that only answer in bytes."""
 
     def __init__(self, plan: Plan, processes: Sequence[SiloProcess], seed: int | None, shuffler: Any = None):
-        self.plan, self.processes, self.seed = plan, processes, seed
+        self.whole, self.processes, self.seed = plan, processes, seed
+        self.plan = plan.at(plan.stages[0].name)  # the stage that is asked about
         self.silos, self.round = len(processes), 0
         self.accounts = Account.empty(plan.streams, (self.silos,))
         self.end = plan.noised.server_end(plan.sizes, shuffler)
         self.bits, self.gradients = np.zeros(2), 0.0
         self.heard: Callable[[int, str, Sequence[Packed], Vector], None] = lambda *_: None  # who wants to keep answers
 
+    def whiten(self) -> Vector | None:
+        """The stage before training, if the plan has one: what it released, which every silo then gets."""
+        if self.whole.config.whiten is None:
+            return None
+        stage = self.plan.algorithm
+        self.begin_round(0)
+        moment = stage.round(stage.init(jnp.zeros(0)), self).x
+        self._tell({"kind": "whiten"}, {"moment": np.asarray(moment)})
+        self.plan = self.whole.training
+        return moment
+
     def start(self, x0: Vector) -> None:
+        self._tell({"kind": "start"}, {"x0": np.asarray(x0)})
+
+    def _tell(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         for silo in self.processes:
-            silo.send({"kind": "start"}, {"x0": np.asarray(x0)})
+            silo.send(header, arrays)
         for silo in self.processes:
             silo.receive()
 

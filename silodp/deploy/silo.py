@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import jax
@@ -25,12 +26,12 @@ from silodp.deploy.shuffler import ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
 from silodp.facts import Facts, Stream
-from silodp.models import model_of
 from silodp.objective import build_objective, example_record
 from silodp.plan.checks import vouched_bounds
-from silodp.plan.plan import Plan, make_plan
+from silodp.plan.plan import WHITENING, Plan, make_plan, trained_model, trained_on
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
 from silodp.records import count, fitting
+from silodp.whiten import STREAM as MOMENT
 
 # Errors about what was sent: their text goes back.
 TOLD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
@@ -51,59 +52,79 @@ class SiloServer:
     def __init__(self, setup: Mapping[str, Any], records: Mapping[str, np.ndarray]):
         self.index: int = setup["index"]
         self.seed: int | None = setup["seed"]
-        self.plan = Plan.from_json(setup["plan"])
-        facts = self.plan.facts
+        self.whole = Plan.from_json(setup["plan"])
+        self.plan = self.whole.at(self.whole.stages[0].name)  # the stage that is answered
+        facts = self.whole.facts
         if self.index not in range(facts.silos):
             raise Refused(f"setup: index = {self.index!r}; the plan has silos 0 to {facts.silos - 1}")
         stored, size = own_records(facts, records)
         if size != facts.sizes[self.index]:
             raise Refused(f"setup: this silo has {size} records, the plan says {facts.sizes[self.index]}")
         self._check_plan()
-        model = model_of(self.plan.config.model, facts)
-        self.objective = build_objective(model, example_record(facts), self.plan.config.model.engine)
+        config = self.whole.config
+        example = example_record(trained_on(config, facts))
+        self.objective = build_objective(trained_model(config, facts), example, config.model.engine)
         if self.objective.parameters != facts.parameters:
             has = self.objective.parameters
             raise Refused(f"setup: the plan says {facts.parameters} parameters, the model has {has}")
-        channel = self.plan.noised.alone()
+        channel = self.whole.noised.alone()
         link = None if setup["shuffler"] is None else ShufflerLink(setup["shuffler"])
-        self.end = channel.silo_end(self.plan.declared, self.index, agreed_bytes(setup), link)
+        self.end = channel.silo_end(self.whole.declared, self.index, agreed_bytes(setup), link)
         self.site = Site(self.objective, channel, stored, jnp.int32(size), jnp.int32(self.index), alone=True)
-        # A silo believes nobody: that the queries let nothing out it has to see for itself.
-        vouched_bounds(self.plan, self.objective, jax.tree.map(lambda leaf: leaf[None], stored))
-        self.streams = {s.name: s for s in self.plan.releases(self.index)}
+        self.streams = {s.name: s for s in self.whole.releases(self.index)}
         self.account = Account.empty(list(self.streams))
+        self.wire = channel.remember(self.whole.sizes)
+        self._enter(stored)
+
+    def _enter(self, records: PyTree[Array]) -> None:
+        """The stage `plan` on these records. Nothing is forgotten of what was spent."""
+        # A silo believes nobody: that the queries let nothing out it has to see for itself.
+        vouched_bounds(self.plan, self.objective, jax.tree.map(lambda leaf: leaf[None], records))
+        self.site = replace(self.site, records=records)
+        self.algorithm = self.plan.algorithm
         self.memory: Any = ()
-        self.wire = channel.remember(self.plan.sizes)
         self.answered: set[tuple[int, str]] = set()
         self.released: list[Stream] = []  # in this round
         self.round, self.started = -1, False
         self.batch_seed = fresh_seed()
         self.compiled: dict[tuple[str, str], Callable[..., Any]] = {}
 
+    def whiten(self, moment: Array) -> None:
+        """The first stage is over; records become what its outcome makes of them."""
+        if self.plan.stages[0].name != WHITENING:
+            raise Refused("whiten: the plan has no such stage, or it is over")
+        self._check_points("whiten", [moment], [(self.plan.sizes[MOMENT],)])
+        whitening = self.whole.whitening(moment)
+        if not np.isfinite(whitening.matrix).all():
+            raise Refused("whiten: this moment whitens nothing; the run has diverged, or was meant to")
+        self.plan = self.whole.training
+        self._enter(whitening.records(self.site.records))
+        self.algorithm = whitening.algorithm(self.plan.algorithm)
+
     def _check_plan(self) -> None:
         """The noise that was sent must be what the agreed config needs, and a seed only stands in a test."""
-        config = self.plan.config
+        config = self.whole.config
         if self.seed is not None and not config.run.test_seed:
             raise Refused("setup: a seed, but the config has no run.test_seed = true; noise must not be repeatable")
         if not config.privacy.private:
             return
-        told, promised = self.plan.epsilon(self.index), self._promised()
+        told, promised = self.whole.epsilon(self.index), self._promised()
         if not told <= promised * (1 + 1e-4):
             raise Refused(f"setup: this noise gives epsilon {told:.6g}, the config says {promised:.6g}")
 
     def _promised(self) -> float:
         """The epsilon of this silo's records by the config alone."""
-        privacy = self.plan.config.privacy
+        privacy = self.whole.config.privacy
         if privacy.epsilon is not None and privacy.calibration == "exact":
             return privacy.epsilon
-        return make_plan(self.plan.config, self.plan.facts).epsilon(self.index)
+        return make_plan(self.whole.config, self.whole.facts).epsilon(self.index)
 
     def start(self, x0: Array) -> None:
         if self.started:
             raise Refused("start: this run has begun already")
         self._check_points("start", [x0], [(self.objective.parameters,)])
         silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
-        self.memory, self.started = self.plan.algorithm.remember(silo, x0), True
+        self.memory, self.started = self.algorithm.remember(silo, x0), True
 
     def answer(
         self, kind: str, name: str, round: int, public: list[Array]
@@ -133,11 +154,11 @@ class SiloServer:
 
     def _compiled(self, kind: str, name: str) -> Callable[..., Any]:
         if kind not in ("ask", "local"):
-            raise Refused(f"kind {kind!r}: unknown; a silo answers setup, keys, start, ask, local and account")
+            raise Refused(f"kind {kind!r}: unknown; a silo answers setup, keys, whiten, start, ask, local and account")
         if name not in self.plan.algorithm.queries:
             raise Refused(f"query {name!r}: the agreed algorithm asks only {tuple(self.plan.algorithm.queries)}")
         if (kind, name) not in self.compiled:
-            query = getattr(self.plan.algorithm, name)
+            query = getattr(self.algorithm, name)
 
             def run(public: Any, round: Array, memory: Any, account: Account, wire: Any, batch_seed: Array) -> Any:
                 silo = self._silo(round, memory, account, batch_seed)
@@ -240,6 +261,9 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
             return server, encode({"kind": "ready", "fingerprint": fingerprint}, {})
         if kind == "start":
             server.start(jnp.asarray(arrays["x0"]))
+            return server, encode({"kind": "ready"}, {})
+        if kind == "whiten":
+            server.whiten(jnp.asarray(arrays["moment"]))
             return server, encode({"kind": "ready"}, {})
         if kind == "account":
             return server, encode({"kind": "account"}, account_arrays(server.account))

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from silodp import flow, registry, vouched
 from silodp.errors import ConfigError
 from silodp.objective import ModelObjective, refuse_shared_loss
-from silodp.plan.plan import Plan
+from silodp.plan.plan import TRAINING, Plan
 
 COMPUTED = "computed by the library"
 PROVED = "proved for this algorithm (docs/privacy.md)"
@@ -60,7 +60,8 @@ def examined(plan: Plan, objective: ModelObjective, records: PyTree) -> flow.Fin
     if key not in _examined:
         if len(_examined) >= MOST_EXAMINED:
             _examined.clear()
-        refuse_shared_loss(objective, one_silo(one))  # one record of it
+        if plan.stages[-1].name == TRAINING:  # others ask for no loss
+            refuse_shared_loss(objective, one_silo(one))  # one record of it
         _examined[key] = flow.examine(plan.algorithm, objective, plan.noised, one, declared)
     return _examined[key]
 

@@ -1,8 +1,8 @@
 """The plan of a run: what will be released about each silo, and how much noise it carries.
 
 A plan is made before anything is computed on records, in one place (`make_plan`), and every party holds it: run, sweep,
-silos, account, certificate and audit read the same object, or the same JSON. It is a sequence of stages in one budget;
-a run has one stage today, its training.
+silos, account, certificate and audit read the same object, or the same JSON. It is a sequence of stages in one budget:
+its training, and before it the second moment that whitens the features, where the config asks for one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from silodp.algorithms.entry import Case, Entry, Printed, prox_kind
 from silodp.algorithms.theory import Choice
 from silodp.channels import Channel, Wishes
 from silodp.config import Config, parse_config
-from silodp.core import Algorithm
+from silodp.core import Algorithm, Vector
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Facts, Stream
+from silodp.models import LINEAR, Model, model_of
+from silodp.plan.auto import chosen_config
 from silodp.plan.calibrate import Noise, Part, noise_of, stream_shares
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Spent
+from silodp.registry import AUTO
 from silodp.registry import find as find_part
+from silodp.whiten import STREAM as MOMENT
+from silodp.whiten import Moment, Whitening
 
-TRAINING = "train"
+TRAINING, WHITENING = "train", "whiten"
 GUESSES = 30  # of the step size, where the split of the budget and the step depend on each other
 
 
@@ -39,8 +44,13 @@ class Stage:
 
     name: str
     share: float  # of mu^2
+    algorithm: Algorithm
     declared: Declared
     multipliers: Noise
+
+    @property
+    def facts(self) -> Facts:
+        return self.declared.facts
 
 
 @dataclass(frozen=True)
@@ -81,13 +91,24 @@ class Plan:
     @property
     def declared(self) -> Declared:
         """All that is declared, over all stages."""
-        return self._stage_declared(self.stages)
-
-    def _stage_declared(self, stages: Sequence[Stage]) -> Declared:
-        streams = tuple(
-            tuple(stream for stage in stages for stream in stage.declared.streams[i]) for i in range(self.facts.silos)
-        )
+        each = range(self.facts.silos)
+        streams = tuple(tuple(stream for stage in self.stages for stream in stage.declared.streams[i]) for i in each)
         return Declared(self.facts, streams, self.algorithm.together)
+
+    def at(self, name: str) -> Plan:
+        """One stage of the plan, as a plan of its own: what is run, or answered, at a time."""
+        stage = next(stage for stage in self.stages if stage.name == name)
+        return replace(self, algorithm=stage.algorithm, facts=stage.facts, stages=(stage,))
+
+    @property
+    def training(self) -> Plan:
+        return self.at(TRAINING)
+
+    def whitening(self, moment: Vector) -> Whitening:
+        """What the released moment makes of the features: every party computes it for itself."""
+        asked = self.at(WHITENING).algorithm
+        assert isinstance(asked, Moment)
+        return Whitening.of(moment, self.std_of_average(MOMENT) * float(asked.clip) ** 2, float(asked.scale))
 
     def releases(self, silo: int) -> tuple[Stream, ...]:
         return self.declared.streams[silo]
@@ -130,6 +151,13 @@ class Plan:
         """Std of the noise on the released mean, in clip norms: per silo, or on the average of all silos."""
         stage = self.stage_of(line)
         return self.channel.std_over_clip(line, np.asarray(stage.multipliers[line]), stage.declared)
+
+    def std_of_average(self, line: str) -> float:
+        """Std of the noise on the average over all silos, in clip norms; 0 without privacy."""
+        stage = self.stage_of(line) if self.private else None
+        if stage is None:
+            return 0.0
+        return self.channel.std_of_average(line, np.asarray(stage.multipliers[line]), stage.declared)
 
     def spent(self, silo: int, counted: Sequence[Stream] | None = None) -> list[Spent]:
         """What the run costs a silo: as planned, or for the releases that were counted."""
@@ -179,12 +207,12 @@ class Plan:
         entry, channel, algorithm = built(config, facts)
         if facts != settled_facts(config, facts):
             raise ConfigError("plan: its facts are not those that its config gives")
-        stages = []
-        for told in told_stages(tree["stages"]):
-            noise = {k: tuple(math.inf if m is None else float(m) for m in v) for k, v in told["multipliers"].items()}
-            part = Part.of(told["name"], float(told["share"]), algorithm, facts)
-            stages.append(Stage(part.name, part.share, part.declared, noise))
-        plan = Plan(config, facts, entry, algorithm, channel, tuple(stages), dict(tree["chosen"]))
+        parts = parts_of(config, facts, algorithm)
+        noise = [
+            {k: tuple(math.inf if m is None else float(m) for m in v) for k, v in told["multipliers"].items()}
+            for told in told_stages(tree["stages"], parts)
+        ]
+        plan = Plan(config, facts, entry, algorithm, channel, stages_of(parts, noise), dict(tree["chosen"]))
         check_noise(plan)
         return plan
 
@@ -194,12 +222,13 @@ def check_keys(what: str, tree: Mapping[str, Any], keys: set[str]) -> None:
         raise ConfigError(f"{what}: has {', '.join(sorted(tree))}; needs {', '.join(sorted(keys))}")
 
 
-def told_stages(stages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """A plan without its training stage, or with another beside it, would declare something else than it runs."""
+def told_stages(stages: Sequence[Mapping[str, Any]], parts: Sequence[Part]) -> Sequence[Mapping[str, Any]]:
+    """A plan without one of its config's stages, or with another beside them, would declare what it does not run."""
     for told in stages:
         check_keys("plan: a stage", told, {"name", "share", "multipliers"})
-    if [(told["name"], told["share"]) for told in stages] != [(TRAINING, 1.0)]:
-        raise ConfigError(f"plan: stages {[told['name'] for told in stages]}; one, {TRAINING!r}, has the whole budget")
+    if [(told["name"], told["share"]) for told in stages] != [(part.name, part.share) for part in parts]:
+        names, own = [told["name"] for told in stages], {part.name: part.share for part in parts}
+        raise ConfigError(f"plan: stages {names}; its config has {own} of the budget")
     return stages
 
 
@@ -223,33 +252,80 @@ def channel_lines(channel: Channel, declared: Declared) -> set[str]:
 
 def make_plan(config: Config, facts: Facts, calibration: str | None = None) -> Plan:
     """Check, let the theorem choose, keep the budget, calibrate. `facts` may know the data and the parameters only."""
+    config = resolved(config, facts)
     chosen = choose(config, settled_facts(config, facts))
     config = within_budget(with_options(config, chosen), facts)
     return replace(calibrated_plan(config, facts, calibration), chosen=chosen)
+
+
+def resolved(config: Config, facts: Facts) -> Config:
+    """The config without `auto`."""
+    if config.algorithm.name != AUTO:
+        return config
+    return chosen_config(config, facts, lambda trial: calibrated_plan(trial, facts).std_of_average("value"))
 
 
 def calibrated_plan(config: Config, facts: Facts, calibration: str | None = None) -> Plan:
     """The plan of a config that leaves nothing to choose."""
     facts = settled_facts(config, facts)
     entry, channel, algorithm = built(config, facts)
-    part = Part.of(TRAINING, 1.0, algorithm, facts)
-    noise: list[Noise] = [{}]
+    parts = parts_of(config, facts, algorithm)
+    noise: list[Noise] = [{} for _ in parts]
     if config.privacy.private:
-        if not any(stream.count for own in part.declared.streams for stream in own):
+        if not any(stream.count for own in parts[-1].declared.streams for stream in own):
             raise ConfigError(f"algorithm.name = {config.algorithm.name!r}: asks for records but declares no release")
-        noise = calibrated_noise(config, facts, entry, channel, part, calibration)
-    stage = Stage(part.name, part.share, part.declared, noise[0])
-    return Plan(config, facts, entry, algorithm, channel, (stage,))
+        noise = calibrated_noise(config, facts, entry, channel, parts, calibration)
+    return Plan(config, facts, entry, algorithm, channel, stages_of(parts, noise))
+
+
+def stages_of(parts: Sequence[Part], noise: Sequence[Noise]) -> tuple[Stage, ...]:
+    pairs = zip(parts, noise, strict=True)
+    return tuple(Stage(part.name, part.share, part.algorithm, part.declared, own) for part, own in pairs)
+
+
+def parts_of(config: Config, facts: Facts, algorithm: Algorithm) -> list[Part]:
+    """The stages of a config, each with its part of the budget: training is the last."""
+    if config.whiten is None:
+        return [Part.of(TRAINING, 1.0, algorithm, facts)]
+    share = config.whiten.share
+    features = 1 if facts.record is None else whitened_features(facts)
+    moment = Moment.of(config.whiten.clip, features, config.whiten.scale)
+    first = replace(facts, rounds=1, participation=None, scheduled=False, parameters=moment.size)
+    return [Part.of(WHITENING, share, moment, first), Part.of(TRAINING, 1 - share, algorithm, facts)]
+
+
+def whitened_features(facts: Facts) -> int:
+    """How many features a record has after whitening: a constant comes in."""
+    if len(facts.input_shape) != 1:
+        raise ConfigError(f"whiten: features of shape {facts.input_shape}; it needs a table (flatten them)")
+    return facts.input_shape[0] + 1
+
+
+def trained_on(config: Config, facts: Facts) -> Facts:
+    """The facts with what a record is where the model sees it."""
+    if config.whiten is None or facts.record is None:
+        return facts
+    return replace(facts, record=(f"float32[{whitened_features(facts)}]", facts.record[1]))
+
+
+def trained_model(config: Config, facts: Facts) -> Model:
+    """The config's model for the records that it is trained on. Whitened features hold a constant: no bias beside."""
+    section = config.model
+    if config.whiten is not None and section.kind in LINEAR:
+        section = section.model_copy(update={"bias": False})
+    return model_of(section, trained_on(config, facts))
 
 
 def calibrated_noise(
-    config: Config, facts: Facts, entry: Entry, channel: Channel, part: Part, calibration: str | None
+    config: Config, facts: Facts, entry: Entry, channel: Channel, parts: Sequence[Part], calibration: str | None
 ) -> list[Noise]:
     """The noise; what the accountant refuses is the config's privacy section's mistake."""
     try:
         paper = (calibration or config.privacy.calibration) == "paper"
+        if paper and len(parts) > 1:
+            raise ConfigError("whiten: no paper prints its noise; leave calibration = 'paper' out")
         printed = printed_noise(config, facts, entry) if paper else None
-        return noise_of([part], channel, config.privacy, printed)
+        return noise_of(parts, channel, config.privacy, printed)
     except ConfigError:
         raise
     except ValueError as error:
@@ -317,6 +393,10 @@ def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
         check_batches(algorithm, facts, options.rounds)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if config.whiten is not None and not channel.gaussian:
+        raise ConfigError(
+            f"whiten: not under trust {config.privacy.trust!r}, which hides record by record; leave it out"
+        )
     channel.check(Part.of(TRAINING, 1.0, algorithm, facts).declared, options)
     return entry, channel, algorithm
 

@@ -123,4 +123,4 @@ def smallest(values: np.ndarray) -> float:
 
 def result(columns: dict[str, np.ndarray], carry: Carry, i: int) -> Ran:
     history = with_totals(rows_of({name: values[i] for name, values in columns.items()}))
-    return history, np.asarray(carry.state.x[i]), jax.tree.map(lambda leaf: leaf[i], carry.ends.accounts)
+    return history, np.asarray(carry.output[i]), jax.tree.map(lambda leaf: leaf[i], carry.ends.accounts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -20,12 +20,12 @@ from silodp.data import FederatedData, read_data
 from silodp.deploy.coordinator import message_federation
 from silodp.errors import ConfigError
 from silodp.facts import Facts
-from silodp.models import Model, model_of
+from silodp.models import Model
 from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
 from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
-from silodp.plan.plan import Plan, claim_of, make_plan
+from silodp.plan.plan import WHITENING, Plan, claim_of, make_plan, resolved, trained_model, trained_on
 from silodp.plots import history_figure
 from silodp.run.answers import Answers
 from silodp.run.directory import RunDirectory, versions
@@ -34,7 +34,21 @@ from silodp.run.history import History, OnRound, rows_of
 from silodp.run.measure import Metric, Wanted, named_metrics
 from silodp.run.progress import Progress, silent
 from silodp.run.result import Run, summary_of
-from silodp.run.simulate import ROWS, Chunk, Problem, Setting, begin, compile_run, drawn_round, measured, simulate
+from silodp.run.simulate import (
+    ROWS,
+    Chunk,
+    Problem,
+    Setting,
+    averaged,
+    begin,
+    compile_run,
+    drawn_round,
+    measured,
+    only_round,
+    simulate,
+)
+from silodp.whiten import STREAM as MOMENT
+from silodp.whiten import Whitening
 
 HISTORY_ROWS = 100  # by default
 
@@ -48,6 +62,7 @@ class Ground:
     objective: ModelObjective
     records: PyTree  # all silos', stacked and padded
     metrics: tuple[tuple[str, Metric], ...] = ()  # the user's own
+    whitening: Whitening | None = None  # of the records, where a first stage gave one
 
     @staticmethod
     def of(
@@ -59,10 +74,34 @@ class Ground:
         own = named_metrics(metrics)
         data = data if data is not None else read_data(config.data)
         facts = facts_of(data)
-        model = model or model_of(config.model, facts)
+        config = resolved(config, facts)
+        model = model or trained_model(config, facts)
         facts = facts_of(data, parameter_count(model))
         records = jax.tree.map(jnp.asarray, data.stack()[:2])
-        return Ground(data, facts, build_objective(model, example_record(facts), config.model.engine), records, own)
+        example = example_record(trained_on(config, facts))
+        return Ground(data, facts, build_objective(model, example, config.model.engine), records, own)
+
+    def whitened(self, whitening: Whitening) -> Ground:
+        """The same ground for the stage after whitening."""
+        records = jax.tree.map(jnp.asarray, self.data.stack()[:2])
+        return replace(self, records=whitening.records(records), whitening=whitening)
+
+    @property
+    def test(self) -> PyTree | None:
+        test = self.data.test
+        if test is None:
+            return None
+        records = jax.tree.map(jnp.asarray, (test.features, test.targets))
+        return records if self.whitening is None else self.whitening.records(records)
+
+    @property
+    def model(self) -> Model:
+        """What predicts from features as the silos have them."""
+        model, whitening = self.objective.model, self.whitening
+        if whitening is None or model.scores is None:
+            return model
+        scores = model.scores
+        return replace(model, scores=lambda params, features: scores(params, whitening.features(features)))
 
     def silos(self, plan: Plan) -> Silos:
         weights = jnp.asarray(plan.facts.weights, jnp.float32)
@@ -83,6 +122,7 @@ class Prepared:
     problem: Problem
     setting: Setting
     bounds: dict[str, str]  # by stream: who vouches for how far a record moves it
+    before: Account | None = None  # what earlier stages have spent
 
     @property
     def config(self) -> Config:
@@ -104,25 +144,49 @@ def prepare(
 
 
 def prepared_on(ground: Ground, config: Config) -> Prepared:
-    """One setting on data that is loaded already."""
+    """One setting on data that is loaded already; of a simulation its first stage is run, if it has one."""
     plan = make_plan(config, ground.facts)
-    config, test = plan.config, ground.data.test
+    if plan.config.whiten is None:
+        return assembled(ground, plan)
+    bounds = vouched_bounds(plan.at(WHITENING), ground.objective, ground.records)
+    if plan.config.run.mode == "messages":  # the silos' answers will say how to whiten; nothing is looked at before
+        return assembled(ground.whitened(Whitening.none(ground.facts)), plan, bounds)
+    problem, setting = stage_problem(ground, plan.at(WHITENING))
+    carry = only_round(problem, setting)
+    return assembled(ground.whitened(plan.whitening(carry.state.x)), plan, bounds, carry.ends.accounts)
+
+
+def stage_problem(ground: Ground, stage: Plan) -> tuple[Problem, Setting]:
+    """The one round of the stage before training."""
+    problem = Problem(ground.objective, ground.silos(stage), None, 1, 1, tuple(stage.sizes.items()))
+    start = jnp.zeros(stage.sizes[MOMENT])
+    return problem, Setting(stage.algorithm, stage.noised, jax.random.key(stage.config.run.seed), start)
+
+
+def assembled(
+    ground: Ground, plan: Plan, bounds: Mapping[str, str] | None = None, before: Account | None = None
+) -> Prepared:
+    """The training stage of a plan, on records as earlier stages have left them, with what those have spent."""
+    config, stage = plan.config, plan.training
     problem = Problem(
         objective=ground.objective,
-        silos=ground.silos(plan),
-        test=None if test is None else jax.tree.map(jnp.asarray, (test.features, test.targets)),
-        rounds=plan.facts.rounds,
-        every=config.run.every or max(1, plan.facts.rounds // HISTORY_ROWS),
-        streams=tuple((name, plan.sizes.get(name, 0)) for name in plan.streams),
-        participation=plan.facts.participation,
+        silos=ground.silos(stage),
+        test=ground.test,
+        rounds=stage.facts.rounds,
+        every=config.run.every or max(1, stage.facts.rounds // HISTORY_ROWS),
+        streams=tuple((name, stage.sizes.get(name, 0)) for name in stage.streams),
+        participation=stage.facts.participation,
         wanted=ground.wanted(config),
+        average=min(config.algorithm.average or 1, stage.facts.rounds),
     )
     seed = config.run.seed
     x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
     if ground.metrics:
         jax.eval_shape(partial(measured, problem, plan.algorithm), x0)  # a metric that cannot be computed is found here
-    setting = Setting(plan.algorithm, plan.noised, jax.random.key(seed), x0)
-    return Prepared(ground, plan, problem, setting, vouched_bounds(plan, ground.objective, ground.records))
+    algorithm = plan.algorithm if ground.whitening is None else ground.whitening.algorithm(plan.algorithm)
+    setting = Setting(algorithm, stage.noised, jax.random.key(seed), x0)
+    vouched = {**(bounds or {}), **vouched_bounds(stage, ground.objective, ground.records)}
+    return Prepared(ground, plan, problem, setting, vouched, before)
 
 
 def train(
@@ -234,8 +298,8 @@ def run_simulation(
     history = History(directory, trajectory=prepared.config.run.trajectory, on_round=on_round)
     if saved is None:
         history.cut(0, setting.x0.size)
-        history.add(rows_of(first), carry.state.x)
-        history.tell(carry.state.x)
+        history.add(rows_of(first), carry.output)
+        history.tell(carry.output)
     else:
         carry, rows = saved
         history.cut(rows, setting.x0.size)
@@ -247,48 +311,52 @@ def run_simulation(
         def on_chunk(chunk: Chunk) -> None:
             nonlocal spent
             spent += chunk.seconds
-            history.add(rows_of(chunk.rows), chunk.carry.state.x)
+            history.add(rows_of(chunk.rows), chunk.carry.output)
             directory.save_checkpoint(chunk.carry, len(history.rows))
             bar(chunk.round, history.rows[-1])
-            history.tell(chunk.carry.state.x)  # last: what it raises finds everything saved
+            history.tell(chunk.carry.output)  # last: what it raises finds everything saved
 
         carry = simulate(problem, setting, carry, compiled, on_chunk, most=1 if history.one_by_one else ROWS)
     timing = {"compile_seconds": compiled.seconds, "run_seconds": spent}
-    return finish(prepared, directory, history.rows, carry.state.x, carry.drawn, carry.ends.accounts, timing)
+    return finish(prepared, directory, history.rows, carry.output, carry.drawn, carry.ends.accounts, timing)
 
 
 def run_messages(
     prepared: Prepared, directory: RunDirectory, progress: Progress, on_round: OnRound | None = None
 ) -> Run:
     """The same run with every silo in its own process; seeded only when the config asks for a test."""
-    plan, problem, x0 = prepared.plan, prepared.problem, prepared.setting.x0
+    ground, plan, problem, x0 = prepared.ground, prepared.plan, prepared.problem, prepared.setting.x0
     seed = plan.config.run.seed if plan.config.run.test_seed else None
     history = History(directory, trajectory=plan.config.run.trajectory, on_round=on_round)
     began = time.perf_counter()
-    numbers = measurement(prepared)
     records = [silo.named() for silo in prepared.data.silos]
     with message_federation(plan, records, seed) as fed, progress(problem.rounds, 0, described(prepared)) as bar:
         kept = Answers(plan)
         if plan.config.run.answers:
             fed.heard = kept.add
+        moment = fed.whiten()
+        if moment is not None:
+            prepared = assembled(ground.whitened(plan.whitening(moment)), plan, prepared.bounds)
+        algorithm, numbers = prepared.setting.algorithm, measurement(prepared)
         fed.start(x0)
-        state, drawn = plan.algorithm.init(x0), x0
+        state, drawn, output = algorithm.init(x0), x0, x0
         chosen = int(drawn_round(prepared.setting.key, problem.rounds))
         history.add([{"round": 0.0} | numbers(x0) | fed.take_costs()], x0)
         history.tell(x0)
         for r in range(problem.rounds):
             fed.begin_round(r)
-            state = plan.algorithm.round(state, fed)
+            state = algorithm.round(state, fed)
             drawn = state.x if r == chosen else drawn
+            output = averaged(output, state.x, r + 1, problem.rounds, problem.average)
             if (r + 1) % problem.every == 0 or r + 1 == problem.rounds:
-                history.add([{"round": r + 1.0} | numbers(state.x) | fed.take_costs()], state.x)
+                history.add([{"round": r + 1.0} | numbers(output) | fed.take_costs()], output)
                 bar(r + 1, history.rows[-1])
-                history.tell(state.x)
+                history.tell(output)
         account = fed.final_accounts()
     if plan.config.run.answers:
         kept.save(directory)
     timing = {"run_seconds": time.perf_counter() - began}
-    return finish(prepared, directory, history.rows, state.x, drawn, account, timing)
+    return finish(prepared, directory, history.rows, output, drawn, account, timing)
 
 
 def measurement(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
@@ -309,6 +377,7 @@ def finish(
     config, objective = prepared.config, prepared.ground.objective
     statement = None
     if prepared.plan.private:
+        account = account if prepared.before is None else account.joined(prepared.before)
         statement = certificate(prepared.plan, settle(prepared.plan, account), context_of(prepared))
         directory.write_json("certificate.json", statement)
         directory.write_text("certificate.txt", as_text(statement))
@@ -321,7 +390,7 @@ def finish(
     summary = summary_of(prepared, statement, history[-1], timing)
     directory.write_json("summary.json", summary)
     directory.forget_checkpoint()
-    return Run(directory.path, config, history, params, drawn_params, summary, objective.model)
+    return Run(directory.path, config, history, params, drawn_params, summary, prepared.ground.model)
 
 
 def context_of(prepared: Prepared) -> Context:

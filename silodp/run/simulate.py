@@ -39,6 +39,7 @@ class Problem(eqx.Module):
     streams: tuple[tuple[str, int], ...] = eqx.field(static=True)  # with the numbers in a release, 0: stays in the silo
     participation: int | None = eqx.field(static=True, default=None)
     wanted: Wanted | None = eqx.field(static=True, default=None)  # columns beside the usual ones
+    average: int = eqx.field(static=True, default=1)  # last iterates whose mean is the result
 
 
 class Setting(eqx.Module):
@@ -57,6 +58,7 @@ class Carry(eqx.Module):
     state: PyTree
     ends: Ends
     drawn: Vector  # the iterate after a round drawn uniformly beforehand
+    output: Vector  # the result so far
 
 
 def start(problem: Problem, setting: Setting) -> Carry:
@@ -71,7 +73,7 @@ def start(problem: Problem, setting: Setting) -> Carry:
         setting.key,
     )
     state = setting.algorithm.init(setting.x0)
-    return Carry(jnp.int32(0), state, ends, setting.x0)
+    return Carry(jnp.int32(0), state, ends, setting.x0, setting.x0)
 
 
 def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
@@ -86,7 +88,22 @@ def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
     )
     state = setting.algorithm.round(carry.state, Door(fed, setting.algorithm, problem.objective.parameters))
     drawn = jnp.where(carry.round == drawn_round(setting.key, problem.rounds), state.x, carry.drawn)
-    return Carry(carry.round + 1, state, fed.ends, drawn)
+    output = averaged(carry.output, state.x, carry.round + 1, problem.rounds, problem.average)
+    return Carry(carry.round + 1, state, fed.ends, drawn, output)
+
+
+def averaged(output: Vector, x: Vector, done: Any, rounds: int, average: int) -> Vector:
+    """The result after so many rounds: the last iterate, or the mean of the last `average` of them."""
+    if average == 1:
+        return x
+    count = done - (rounds - average)  # of iterates in the mean, this one included
+    return jnp.where(count > 1, output + (x - output) / jnp.maximum(count, 1), x)
+
+
+@eqx.filter_jit
+def only_round(problem: Problem, setting: Setting) -> Carry:
+    """Of a stage that asks once."""
+    return one_round(problem, setting, start(problem, setting))
 
 
 def drawn_round(key: Key[Array, ""], rounds: int) -> Int[Array, ""]:
@@ -107,7 +124,7 @@ def measured(problem: Problem, algorithm: Algorithm, x: Vector) -> dict[str, Arr
 
 
 def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:
-    row = measured(problem, setting.algorithm, carry.state.x)
+    row = measured(problem, setting.algorithm, carry.output)
     spent = {
         "bits_up": carry.ends.bits[0],
         "bits_down": carry.ends.bits[1],

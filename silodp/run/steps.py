@@ -85,7 +85,7 @@ def attempt(
         if keeps_rising([row["objective"] for row in history], patience, tolerance):
             return None
         bar(int(history[-1]["round"]), history[-1])
-    return history, np.asarray(carry.state.x)
+    return history, np.asarray(carry.output)
 
 
 def keeps_rising(losses: Iterable[float], patience: int, tolerance: float) -> bool:

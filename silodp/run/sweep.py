@@ -180,7 +180,7 @@ def settled(
 ) -> Outcome:
     if not member.plan.private or not whole:
         return Outcome(member, {}, history, None, x)
-    spent = settle(member.plan, account)
+    spent = settle(member.plan, account if member.before is None else account.joined(member.before))
     delta = member.config.privacy.delta
     worst = max(epsilon_of(list(own), delta) for own in dict.fromkeys(map(tuple, spent)))  # silos are often alike
     return Outcome(member, {}, history, worst, x, spent)
@@ -206,6 +206,7 @@ def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
             problem.streams,
             problem.wanted,
             member.plan.facts.weights,
+            id(member.ground),  # a first stage gives every setting records of its own
         )
         groups.setdefault(key, []).append(i)
     return list(groups.values())

@@ -1,0 +1,184 @@
+"""Features whitened by a private second moment: the bound of squares, the map, stages in one budget, messages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import silodp
+from silodp.config import parse_config
+from silodp.core import Squares, packed, unpacked
+from silodp.errors import ConfigError, Refused
+from silodp.facts import Facts
+from silodp.plan.certificate import settle
+from silodp.plan.plan import WHITENING, Plan, make_plan
+from silodp.run.runner import prepare
+from silodp.run.sweep import run_configs
+from silodp.sampling import SQUARES_MOVE
+from silodp.whiten import Moment, Whitening
+from tests.conftest import made_data
+
+DATA = made_data((60, 35, 45))
+
+
+def case(**changes):
+    tree = {
+        "whiten": {"share": 0.3, "clip": 1.2},
+        "privacy": {"epsilon": 4.0, "trust": "untrusted"},
+        "algorithm": {"name": "dp-gd", "rounds": 4, "step_size": 2.0, "clip": 0.5, "average": 2},
+    }
+    return parse_config(tree | changes)
+
+
+def test_packing_keeps_the_norm_and_comes_back():
+    matrix = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
+    matrix = matrix + matrix.T
+    assert float(jnp.linalg.norm(packed(jnp.asarray(matrix)))) == pytest.approx(np.linalg.norm(matrix), rel=1e-6)
+    np.testing.assert_allclose(unpacked(packed(jnp.asarray(matrix))), matrix, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 255, 256, 700])
+def test_squares_are_clipped_sums_and_move_by_at_most_their_bound(n):
+    """The worst neighbours are orthogonal and as long as allowed: the bound is nearly reached, never exceeded."""
+    rng = np.random.default_rng(n)
+    rows = rng.normal(size=(n, 4)).astype(np.float32)
+    squares, clip = Squares(lambda record: record, 4), 2.25
+    total = lambda rows: np.asarray(squares.clipped_sum(jnp.asarray(rows), jnp.ones(n), clip).high, np.float64)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    cut = rows * np.minimum(1, 1.5 / lengths)
+    np.testing.assert_allclose(unpacked(jnp.asarray(total(rows), jnp.float32)), cut.T @ cut, rtol=2e-5, atol=2e-4)
+    one, other = rows.copy(), rows.copy()
+    one[1], other[1] = (100, 0, 0, 0), (0, 100, 0, 0)
+    moved = np.linalg.norm(total(one) - total(other)) / clip
+    assert 1.414 < moved <= SQUARES_MOVE
+    np.testing.assert_allclose(squares.clipped(jnp.asarray(rows), clip).sum(0), total(rows), rtol=1e-4, atol=1e-3)
+
+
+def test_whitened_features_have_length_one_and_no_preferred_direction():
+    rng = np.random.default_rng(1)
+    features = (rng.normal(size=(4000, 3)) @ np.array([[2.0, 1, 0], [0, 0.5, 0], [0, 0, 0.1]])).astype(np.float32)
+    rows = np.hstack([0.5 * features, np.ones((4000, 1))])
+    whitening = Whitening.of(packed(jnp.asarray(rows.T @ rows / 4000, jnp.float32)), 1e-9, 0.5)
+    mapped = np.asarray(whitening.features(jnp.asarray(features)))
+    assert whitening.directions == pytest.approx(4, rel=1e-3)
+    np.testing.assert_allclose(mapped.T @ mapped / 4000, np.eye(4) / 4, atol=2e-3)
+
+
+def test_noise_in_the_moment_shrinks_what_cannot_be_told_from_it():
+    moment = packed(jnp.diag(jnp.array([1.0, 1.0, 1e-4])))
+    rough = Whitening.of(moment, 0.01, 1.0)
+    assert rough.directions == pytest.approx(2 / (1 + 0.01 * np.sqrt(6)), rel=0.01)
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_both_stages_share_the_budget_and_are_settled_together(trust):
+    prepared = prepare(case(privacy={"epsilon": 4.0, "trust": trust}), DATA)
+    plan = prepared.plan
+    assert [(stage.name, stage.share) for stage in plan.stages] == [("whiten", 0.3), ("train", 0.7)]
+    assert plan.streams == ("moment", "value")
+    worst = max(plan.epsilon(i) for i in range(3))
+    assert worst == pytest.approx(4.0, rel=1e-6) and worst <= 4.0
+    shares = [s.releases.count / s.multiplier**2 for s in plan.spent(int(np.argmin(plan.facts.sizes)))]
+    if trust == "untrusted":
+        assert shares[0] / sum(shares) == pytest.approx(0.3, rel=1e-6)
+    assert set(prepared.bounds.values()) == {"computed by the library"}
+    assert prepared.before is not None and prepared.before.tallies["moment"].count.tolist() == [1, 1, 1]
+    outcome = run_configs([plan.config], DATA)[0]
+    assert outcome.epsilon == pytest.approx(4.0, rel=1e-6)
+
+
+def test_a_run_without_its_first_stage_is_not_settled():
+    prepared = prepare(case(), DATA)
+    with pytest.raises(KeyError, match="moment"):
+        settle(prepared.plan, prepared.before.joined(prepared.before).__class__({}, prepared.before.gradients))
+
+
+def test_the_noise_that_the_map_counts_with_is_that_of_the_average():
+    plan = make_plan(case(), Facts((60, 35, 45), ("a", "b", "c"), ("float32[5]", "int32[]")))
+    stds = plan.std_over_clip("moment")
+    assert plan.std_of_average("moment") == pytest.approx(np.linalg.norm(stds / 3))
+    trusted = make_plan(case(privacy={"epsilon": 4.0, "trust": "trusted"}), plan.facts)
+    assert trusted.std_of_average("moment") == pytest.approx(trusted.std_over_clip("moment")[0])
+    noise = Moment.of(1.2, 6, None)
+    assert noise.releases(0, (60,), range(1))[0].bound_over_clip(60) == pytest.approx(SQUARES_MOVE / 60)
+
+
+def test_a_told_plan_must_have_its_configs_stages():
+    plan = prepare(case(), DATA).plan
+    tree = plan.to_json()
+    assert Plan.from_json(tree).multipliers == plan.multipliers
+    with pytest.raises(ConfigError, match=r"stages \['train'\]; its config has"):
+        Plan.from_json(tree | {"stages": tree["stages"][1:]})
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_messages_are_the_simulation(trust, tmp_path):
+    tree = case(privacy={"epsilon": 4.0, "trust": trust}).model_dump(exclude_unset=True)
+    one = silodp.train(parse_config(tree), data=DATA, out=tmp_path / "one")
+    run = {"mode": "messages", "test_seed": True}
+    other = silodp.train(parse_config(tree | {"run": run}), data=DATA, out=tmp_path / "other")
+    for left, right in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-4)
+    assert one.summary["epsilon"] == other.summary["epsilon"]
+    np.testing.assert_array_equal(one.predict(DATA.test.features), other.predict(DATA.test.features))
+    assert "1 x moment" in (tmp_path / "other" / "certificate.txt").read_text()
+
+
+def test_a_silo_whitens_once_and_only_by_what_is_a_moment():
+    from silodp.deploy.silo import SiloServer
+
+    plan = prepare(case(run={"mode": "messages"}), DATA).plan
+    setup = {"plan": plan.to_json(), "index": 0, "seed": None, "shuffler": None}
+    server = SiloServer(setup, DATA.silos[0].named())
+    size = plan.at(WHITENING).sizes["moment"]
+    with pytest.raises(Refused, match="the agreed algorithm asks only"):
+        server.answer("ask", "value", 0, [jnp.zeros(6)])
+    for wrong in (jnp.zeros(3), jnp.full(size, jnp.nan)):
+        with pytest.raises(Refused, match="whiten"):
+            server.whiten(wrong)
+    server.answer("ask", "moment", 0, [])
+    with pytest.raises(Refused, match="answered already"):
+        server.answer("ask", "moment", 0, [])
+    server.whiten(packed(jnp.eye(6)))
+    with pytest.raises(Refused, match="it is over"):
+        server.whiten(packed(jnp.eye(6)))
+    with pytest.raises(Refused, match="the agreed algorithm asks only"):
+        server.answer("ask", "moment", 1, [])
+    server.start(jnp.zeros(6))
+    server.answer("ask", "value", 0, [jnp.zeros(6)])
+    assert {name: int(tally.count) for name, tally in server.account.tallies.items()} == {"moment": 1, "value": 1}
+
+
+def test_the_average_of_the_last_iterates_is_the_result(tmp_path):
+    points = []
+    base = case(privacy={}, algorithm={"name": "gd", "rounds": 4, "step_size": 1.0}, run={"every": 1})
+    silodp.train(base, data=DATA, out=tmp_path / "a", on_round=lambda x, row: points.append(np.asarray(x)))
+    averaged = base.model_copy(update={"algorithm": base.algorithm.model_copy(update={"average": 3})})
+    run = silodp.train(averaged, data=DATA, out=tmp_path / "b")
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)])
+    np.testing.assert_allclose(flat, np.mean(points[-3:], axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"privacy": {"epsilon": 1.0, "trust": "shuffled"}}, "whiten: not under trust 'shuffled'"),
+        ({"whiten": {"share": 1.0}}, r"whiten.share = 1.0: must be a finite number greater than 0 and less than 1"),
+        ({"privacy": {"epsilon": 1.0, "calibration": "paper"}}, "whiten: no paper prints its noise"),
+        ({"algorithm": {"name": "auto"}, "model": {"kind": "mlp", "hidden": [3]}}, "no recipe for model.kind = 'mlp'"),
+    ],
+)
+def test_what_cannot_be_whitened_is_told(changes, match):
+    with pytest.raises(ConfigError, match=match):
+        prepare(case(**changes), DATA)
+
+
+def test_auto_is_its_recipe_and_keeps_what_is_given():
+    auto = {"name": "auto", "rounds": 6}
+    prepared = prepare(parse_config({"privacy": {"epsilon": 2.0}, "algorithm": auto}), DATA)
+    options = prepared.plan.config.algorithm
+    assert (options.name, options.rounds, options.average, options.weights) == ("dp-gd", 6, 10, "size")
+    assert prepared.plan.config.whiten is not None and 0 < options.clip < 0.5
+    assert prepared.problem.average == 6
