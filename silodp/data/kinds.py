@@ -144,7 +144,7 @@ class Number(Column):
         if self.range is None and len(given) < 2:
             raise ValueError('give range = [lowest, highest], or centre and scale, or range = "private"')
         if isinstance(self.range, tuple) and self.missing is not None:
-            within(self.missing, self.range, "missing")
+            within(self.missing, self.range, f"missing = {self.missing:g}")
         return self
 
     def constants(self) -> Constants | None:
@@ -169,9 +169,9 @@ class Number(Column):
         return f"a number{unit}, with a decimal point and without its unit"
 
 
-def within(value: float, bounds: tuple[float, float], key: str) -> None:
+def within(value: float, bounds: tuple[float, float], told: str) -> None:
     if not bounds[0] <= value <= bounds[1]:
-        raise ValueError(f"{key} = {value:g}: outside the range {bounds[0]:g} to {bounds[1]:g}; give one inside")
+        raise ValueError(f"{told}: outside the range {bounds[0]:g} to {bounds[1]:g}; give one inside")
 
 
 class Category(Column):
@@ -261,7 +261,8 @@ class Date(Column):
     @model_validator(mode="after")
     def _missing_within(self) -> Date:
         if self.missing is not None:
-            within(self.age(float(self.missing.toordinal())), self.range, "missing, as an age,")
+            age = self.age(self.missing.toordinal())
+            within(age, self.range, f"missing = {self.missing} is {age:.1f} {self.unit}")
         return self
 
     def age(self, ordinal: Any) -> Any:
