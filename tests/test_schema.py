@@ -118,8 +118,9 @@ def test_the_fingerprint_changes_with_every_key_and_with_the_order():
     prints = {SCHEMA.fingerprint}
     others = [
         changed(age__range=[0, 121]), changed(age__missing=61), changed(age__unit="a"), changed(silo="notes2"),
-        changed(sex__values=["male", "female"]), changed(target__classes=["ill", "well"]), changed(pain__missing="none"),
-        changed(born__range=[0, 99]), TREE | {"columns": dict(reversed(TREE["columns"].items()))},
+        changed(sex__values=["male", "female"]), changed(target__classes=["ill", "well"]),
+        changed(pain__missing="none"), changed(born__range=[0, 99]),
+        TREE | {"columns": dict(reversed(TREE["columns"].items()))},
     ]  # fmt: skip
     prints |= {Schema.read(tree).fingerprint for tree in others}
     assert len(prints) == len(others) + 1

@@ -113,12 +113,17 @@ def draft_of(path: Path, target: str | None, silo: str | None, look: bool = Fals
 def _check_names(path: Path, names: Sequence[str], given: dict[str, str | None]) -> None:
     if looks_like_a_record(names):
         raise ConfigError(f"{path}: the first line looks like a record; it has to hold the names of the columns")
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"{path}: column '{twice[0]}' occurs twice; give every column its own name")
+    refuse_twice(path, names)
     for option, name in given.items():
         if name is not None and name not in names:
             raise ConfigError(f"{path}: {option} {name}: no such column; there are: {', '.join(names)}")
+
+
+def refuse_twice(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name in names if name and names.count(name) > 1]
+    if twice:
+        told = "a column" if looks_like_a_record(names) else f"column '{twice[0]}'"
+        raise ConfigError(f"{path}: {told} occurs twice; give every column its own name")
 
 
 def looks_like_a_record(names: Sequence[str]) -> bool:

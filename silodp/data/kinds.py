@@ -96,7 +96,7 @@ def scaled(values: Float64[np.ndarray, " n"], to: Constants) -> Float64[np.ndarr
 class Part(BaseModel):
     """Types are taken at their word: true is no number, and a number no text."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
 
 
 class Column(Part):
