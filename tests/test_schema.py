@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -21,8 +22,8 @@ from silodp.cli import app
 from silodp.data.draft import column_draft
 from silodp.data.frames import read_checked, read_frame
 from silodp.data.inspection import rows
-from silodp.data.kinds import identifies
-from silodp.data.schema import Schema
+from silodp.data.kinds import KINDS, identifies
+from silodp.data.schema import Schema, Target
 from silodp.errors import ConfigError, Problems
 
 TREE: dict[str, Any] = {
@@ -554,3 +555,12 @@ def test_help_needs_neither_pandas_nor_jax():
 
 def test_one_column_is_drafted_with_any_name():
     assert tomllib.loads(column_draft('a "b"'))["columns"]['a "b"']["kind"] == "number"
+
+
+def test_the_page_shows_a_schema_that_is_one_and_names_every_kind_and_key():
+    page = (Path(__file__).parents[1] / "docs" / "schema.md").read_text(encoding="utf-8")
+    example = page.partition("```toml\n")[2].partition("```")[0]
+    assert Schema.read(tomllib.loads(example)).feature_names[:2] == ("age", "age missing")
+    named = set(re.findall(r"`([a-z]+)", page))
+    keys = {key for kind in KINDS.values() for key in kind.model_fields} | set(Target.model_fields)
+    assert set(KINDS) | keys - {"kind", "name"} <= named
