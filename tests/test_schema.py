@@ -179,6 +179,14 @@ def test_files_are_read_as_text(tmp_path):
     np.testing.assert_allclose(SCHEMA.features(read_frame(tmp_path / "c.parquet")), ENCODED, rtol=1e-6)
 
 
+def test_a_file_is_not_read_as_numbers(tmp_path):
+    (tmp_path / "t.csv").write_text("x, outcome\n007,ill\nNA,well\n7,ill\n")
+    schema = Schema.read({"target": TREE["target"], "columns": {"x": {"kind": "category", "values": ["007", "NA"]}}})
+    (frame,) = read_checked(schema, [tmp_path / "t.csv"]).values()
+    assert schema.features(frame).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert schema.targets(frame).tolist() == [1, 0, 1]
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "c.parquet").write_text("")
 
@@ -345,8 +353,8 @@ def test_what_is_no_schema_is_refused(tmp_path):
     ("name", "refused"),
     [("id", True), ("ID", True), ("patient_id", True), ("PatientID", True), ("patientId", True), ("patientid", True),
      ("MRN", True), ("ssn", True), ("name", True), ("first name", True), ("LastName", True), ("e-mail", True),
-     ("email_address", True), ("phone", True), ("uuid", True), ("covid", False), ("acid", False), ("age", False),
-     ("idle_time", False), ("grid", False), ("x1", False), ("", False)],
+     ("email_hash", True), ("ssn last 4", True), ("phone", True), ("uuid", True), ("covid", False), ("acid", False),
+     ("age", False), ("idle_time", False), ("grid", False), ("x1", False), ("", False)],
 )  # fmt: skip
 def test_identifiers_are_known_by_their_names(name, refused):
     assert identifies(name) is refused
@@ -518,6 +526,18 @@ def test_a_draft_from_values_says_so_and_fits_the_file(folder):
     assert schema.problems(read_frame("good.csv")) == []
     assert typed_command("draft", "good.csv", "--out", "new.toml") == (0, "draft in new.toml\n")
     assert Path("new.toml").read_text().startswith("# Drafted from the names")
+
+
+def test_a_draft_from_values_of_odd_columns_is_a_schema(folder):
+    texts = [f"text {i}" for i in range(60)]
+    odd = pd.DataFrame({"same": 5, "none": [None] * 60, "long": texts, "stay": range(60)})
+    odd.to_csv("odd.csv", index=False)
+    code, draft = typed_command("draft", "odd.csv", "--target", "stay", "--from-values")
+    schema = Schema.read(tomllib.loads(draft))
+    assert code == 0 and schema.target.range == (0, 59)
+    assert {name: column.kind for name, column in schema.columns.items()} == {
+        "same": "number", "none": "ignore", "long": "ignore",
+    }  # fmt: skip
 
 
 def test_a_draft_of_parquet_uses_its_types(folder):

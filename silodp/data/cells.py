@@ -61,11 +61,14 @@ def number(cell: Any) -> float:
         raise ValueError("a truth value")
     if not isinstance(cell, str):
         return float(cell)
-    if is_missing(cell):
-        return math.nan
     if "_" in cell:  # Python would read 1_000
         raise ValueError("an underscore")
-    return float(cell)
+    try:
+        return float(cell)
+    except ValueError:
+        if is_missing(cell):
+            return math.nan
+        raise
 
 
 def day(cell: Any, form: str | None) -> float:

@@ -30,12 +30,11 @@ WISHES = {
 
 
 def explained(error: ValidationError) -> list[str]:
-    """The mistakes of all keys; of a key that fits none of several types, the one in the library's own words."""
-    by_key: dict[str, list[ErrorDetails]] = {}
+    """The mistakes of all keys; of a key that fits none of several types, the first."""
+    by_key: dict[str, ErrorDetails] = {}
     for each in error.errors():
-        by_key.setdefault(_key(each), []).append(each)
-    chosen = (min(those, key=lambda each: each["type"] != "value_error") for those in by_key.values())
-    return [line for each in chosen for line in _line(each).split("\n")]
+        by_key.setdefault(_key(each), each)
+    return [line for each in by_key.values() for line in _line(each).split("\n")]
 
 
 def _path(error: ErrorDetails) -> list[str]:

@@ -5,6 +5,7 @@ No error quotes a cell, nor what a parser says about one.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -134,8 +135,7 @@ def looks_like_a_record(names: Sequence[str]) -> bool:
 def _is_value(name: str) -> bool:
     for parse in (number, lambda cell: day(cell, None)):
         try:
-            parse(name)
-            return True
+            return not math.isnan(parse(name))
         except ValueError:
             continue
     return False
@@ -150,9 +150,9 @@ def read_checked(schema: Schema, paths: Sequence[Path | str]) -> dict[str, pd.Da
         except ConfigError as error:
             lines.append(str(error))
             continue
-        found, unnamed = inspection.problems(schema, frames[str(path)], str(path), fitting=True)
-        lines += found
-        extra += unnamed
+        found = inspection.inspected(schema, frames[str(path)], str(path), fitting=True)
+        lines += found.problems
+        extra += found.extra
     if lines:
         raise Problems(lines, draft.columns_draft(dict.fromkeys(extra)))
     return frames

@@ -7,7 +7,7 @@ should be: names are shown only beside one that the schema knows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,22 +27,30 @@ def named(frame: Any) -> pd.DataFrame:
     return frame.set_axis([str(name).strip() for name in frame.columns], axis=1)
 
 
-def problems(schema: Schema, frame: pd.DataFrame, source: str, fitting: bool) -> tuple[list[str], list[str]]:
-    """One line for each problem, and the columns that the schema does not know."""
+class Inspected(NamedTuple):
+    """One line for each problem, the columns that the schema does not know, and what the others hold."""
+
+    problems: list[str]
+    extra: list[str]
+    cells: dict[str, Cells]
+
+
+def inspected(schema: Schema, frame: pd.DataFrame, source: str, fitting: bool) -> Inspected:
     table = named(frame)
     unnamed = _header_problem(schema, list(table.columns), source)
     if unnamed:
-        return [unnamed], []
-    found = [*_lacking(schema, table, source, fitting), *_cells(schema, table, source)]
+        return Inspected([unnamed], [], {})
+    cells = {name: column.read(pd.Series(table[name])) for name, column in schema.used.items() if name in table.columns}
+    found = [*_lacking(schema, table, source, fitting), *_cells(schema, cells, source)]
     if not fitting:
-        return found, []
+        return Inspected(found, [], cells)
     found += [*target_problems(schema, table, source, there=False), *_silo_problems(schema, table, source)]
     if not len(table):
         found.append(f"{source}: no records; give at least one row below the header")
     extra = [name for name in table.columns if name not in known(schema)]
     if extra:
         found.append(f'{source}: not in the schema: {_quoted(extra)}; add each, at least with kind = "ignore"')
-    return found, extra
+    return Inspected(found, extra, cells)
 
 
 def known(schema: Schema) -> set[str]:
@@ -87,16 +95,15 @@ def _lacking(schema: Schema, table: pd.DataFrame, source: str, fitting: bool) ->
             yield f"{source}: column '{name}' is not there; {fix}"
 
 
-def _cells(schema: Schema, table: pd.DataFrame, source: str) -> Iterator[str]:
-    for name, column in schema.used.items():
-        if name in table.columns:
-            cells = column.read(pd.Series(table[name]))
-            yield from _wrong(cells, f"{source}: column '{name}'", column)
-            if column.fill() is None and cells.missing.any():
-                yield (
-                    f"{source}: column '{name}': {rows(int(cells.missing.sum()))} are empty; "
-                    "fill them in, or give the column missing = a public constant"
-                )
+def _cells(schema: Schema, read: dict[str, Cells], source: str) -> Iterator[str]:
+    for name, cells in read.items():
+        column = schema.used[name]
+        yield from _wrong(cells, f"{source}: column '{name}'", column)
+        if column.fill() is None and cells.missing.any():
+            yield (
+                f"{source}: column '{name}': {rows(int(cells.missing.sum()))} are empty; "
+                "fill them in, or give the column missing = a public constant"
+            )
 
 
 def _wrong(cells: Cells, where: str, column: Any) -> Iterator[str]:

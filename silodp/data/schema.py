@@ -196,7 +196,7 @@ class Schema(Part):
             frame: raw rows. source: its name, for the lines.
             fitting: target and silo must be there, and every column must be in the schema.
         """
-        return inspection.problems(self, frame, source, fitting)[0]
+        return inspection.inspected(self, frame, source, fitting).problems
 
     def encode(
         self,
@@ -206,12 +206,13 @@ class Schema(Part):
         source: str = "frame",
     ) -> Encoded:
         """Features, targets and silos of rows to train on; an error names every problem, and drafts unnamed columns."""
-        found, extra = inspection.problems(self, frame, source, fitting=True)
-        if found:
-            raise Problems(found, columns_draft(extra))
-        named = inspection.named(frame)
-        silos = None if self.silo is None else inspection.silo_names(pd.Series(named[self.silo]))
-        return Encoded(self._features(named, self._constants(constants)), self._targets(named), silos)
+        chosen = self._constants(constants)
+        found = inspection.inspected(self, frame, source, fitting=True)
+        if found.problems:
+            raise Problems(found.problems, columns_draft(found.extra))
+        table = inspection.named(frame)
+        silos = None if self.silo is None else inspection.silo_names(pd.Series(table[self.silo]))
+        return Encoded(self._features(found.cells, chosen), self._targets(table), silos)
 
     def features(
         self,
@@ -228,10 +229,7 @@ class Schema(Part):
             source: the table's name, for errors.
         """
         chosen = self._constants(constants)
-        found, _ = inspection.problems(self, frame, source, fitting=False)
-        if found:
-            raise Problems(found)
-        return self._features(inspection.named(frame), chosen)
+        return self._features(self._cells(frame, source), chosen)
 
     def targets(self, frame: pd.DataFrame, source: str = "frame") -> Shaped[np.ndarray, " n"]:
         """Class numbers as int32, or the target clipped to its range and mapped to [-1, 1] as float32."""
@@ -242,10 +240,8 @@ class Schema(Part):
 
     def private_numbers(self, frame: pd.DataFrame, source: str = "frame") -> dict[str, Float64[np.ndarray, " n"]]:
         """Raw numbers of the columns whose range is private, `missing` filled in; they are as secret as the rows."""
-        found, _ = inspection.problems(self, frame, source, fitting=False)
-        if found:
-            raise Problems(found)
-        return {name: self._filled(name, inspection.named(frame))[0] for name in self.private}
+        cells = self._cells(frame, source)
+        return {name: self._filled(name, cells[name]) for name in self.private}
 
     def labels(self, codes: Int32[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
         """Class numbers back as the schema writes the classes."""
@@ -276,19 +272,22 @@ class Schema(Part):
                 raise ConfigError(f"constants: {name} needs a finite centre and a positive scale")
         return {name: Constants(*map(float, pair)) for name, pair in given.items()}
 
-    def _filled(self, name: str, frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-        """Values with what stands for missing ones, and which were missing."""
-        column = self.used[name]
-        cells = column.read(pd.Series(frame[name]))
-        fill = column.fill()
-        return np.where(cells.missing, 0.0 if fill is None else fill, cells.values), cells.missing
+    def _cells(self, frame: pd.DataFrame, source: str) -> dict[str, Cells]:
+        """Of rows to predict."""
+        found = inspection.inspected(self, frame, source, fitting=False)
+        if found.problems:
+            raise Problems(found.problems)
+        return found.cells
 
-    def _features(self, frame: pd.DataFrame, constants: Mapping[str, Constants]) -> Float32[np.ndarray, "n d"]:
+    def _filled(self, name: str, cells: Cells) -> Float64[np.ndarray, " n"]:
+        fill = self.used[name].fill()
+        return cells.values if fill is None else np.where(cells.missing, fill, cells.values)
+
+    def _features(self, cells: Mapping[str, Cells], constants: Mapping[str, Constants]) -> Float32[np.ndarray, "n d"]:
         blocks = []
         for name, column in self.used.items():
-            values, missing = self._filled(name, frame)
-            blocks.append(column.encoded(values, constants.get(name)))
-            blocks += [missing[:, None]] if column.indicator() else []
+            blocks.append(column.encoded(self._filled(name, cells[name]), constants.get(name)))
+            blocks += [cells[name].missing[:, None]] if column.indicator() else []
         return np.hstack(blocks).astype(np.float32)
 
     def _targets(self, frame: pd.DataFrame) -> Shaped[np.ndarray, " n"]:
