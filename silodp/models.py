@@ -91,7 +91,8 @@ class Model:
 def _check_arrays(features: PyTree) -> None:
     """JAX quotes what it cannot take, hence a table's rows."""
     for leaf in jax.tree.leaves(features):
-        if not isinstance(leaf, jax.Array | np.ndarray) or leaf.dtype.kind not in "fiub" or not leaf.ndim:
+        numbers = isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub")
+        if not numbers or not leaf.ndim:
             kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
             raise TypeError(f"features: {kind}; give an array of numbers, records first (schema.features makes one)")
 
