@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from silodp.core import Release as Release
     from silodp.core import Silo as Silo
     from silodp.data import FederatedData as FederatedData
+    from silodp.data import Schema as Schema
     from silodp.data import load_data as load_data
     from silodp.errors import ConfigError as ConfigError
     from silodp.facts import Facts as Facts
@@ -64,6 +65,7 @@ _HOMES = {
     "Randomizer": "silodp.channels",
     "Release": "silodp.core",
     "Run": "silodp.run.runner",
+    "Schema": "silodp.data",
     "Silo": "silodp.core",
     "Stream": "silodp.facts",
     "algorithms": "silodp.algorithms",

@@ -1,4 +1,4 @@
-"""The command line: demo, run, sweep, resume, show, list, account, audit, check, reproduce.
+"""The command line: demo, run, sweep, resume, show, list, account, audit, check, reproduce, schema.
 
 What needs JAX is imported inside a command, after the config has been read and accepted.
 """
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from silodp import __version__, registry
+from silodp.cli_schema import app as schema
 from silodp.config import load_config
 from silodp.errors import ConfigError, Refused
 from silodp.run.directory import RunDirectory, is_resumable, new_path, refuse_existing
@@ -32,11 +33,8 @@ from silodp.show import (
     print_summary,
 )
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(schema, name="schema")
 errors = Console(stderr=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="TOML file that describes the run", metavar="CONFIG.toml")]

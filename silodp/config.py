@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,7 +19,7 @@ from silodp.errors import ConfigError
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -374,6 +376,7 @@ def toml_value(text: str) -> Any:
         return text
 
 
+MOST_SHOWN = 12  # items of a list in an error: a longer one may be a column
 LIMITS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 UNION_TAGS = ("literal[", "list[", "dict[", "constrained-", "function-")
 
@@ -392,7 +395,20 @@ def explain(error: ValidationError) -> str:
     own_words = same[0]["type"] == "value_error"
     if own_words and isinstance(same[0]["input"], dict | Section):
         return f"{path}: {wanted[0]}"
-    return f"{path} = {same[0]['input']!r}: {'' if own_words else 'must be '}{' or '.join(wanted)}"
+    return f"{path}{shown(same[0]['input'])}: {'' if own_words else 'must be '}{' or '.join(wanted)}"
+
+
+def shown(value: Any) -> str:
+    """A config's value in an error; records that were given in its place are not shown."""
+    return f" = {value!r}" if _is_plain(value) else f": a {type(value).__name__}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= MOST_SHOWN and all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return len(value) <= MOST_SHOWN and all(map(_is_plain, value.values()))
+    return value is None or type(value) in (str, int, float, bool)
 
 
 def wish(error: ErrorDetails) -> str:
@@ -445,12 +461,15 @@ def to_toml(config: Config) -> str:
     return "\n".join(sections)
 
 
+def toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_literal(name)
+
+
 def toml_literal(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_literal(item) for item in value) + "]"
     if isinstance(value, dict):

@@ -1,5 +1,7 @@
 """The two kinds of refusal: a user's mistake, and what a party does not accept from another."""
 
+from collections.abc import Iterable
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message names the key, the value and what would be right.
@@ -18,6 +20,17 @@ class Inadmissible(ConfigError):
     def __init__(self, reasons: tuple[str, ...]):
         super().__init__(f"privacy.calibration = 'paper': no eps0 is admissible: {'; '.join(reasons)}")
         self.reasons = reasons
+
+
+class Problems(ConfigError):
+    """Everything that is wrong with a schema or with tables, one line each; no line holds a value of a record.
+
+    `lines` are the problems. `draft` is TOML to add to the schema, where columns are not in it.
+    """
+
+    def __init__(self, lines: Iterable[str], draft: str = ""):
+        self.lines, self.draft = tuple(lines), draft
+        super().__init__("\n".join([*self.lines, *([f"add to the schema:\n{draft}"] if draft else [])]))
 
 
 class Refused(ValueError):

@@ -25,6 +25,7 @@ from math import prod, sqrt
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from silodp import registry
@@ -74,6 +75,7 @@ class Model:
         """Class numbers (0/1 for one score) if the metric is accuracy, else the scores themselves."""
         if self.scores is None:
             raise ValueError(f"scores: model {self.name!r} was given a loss only; it cannot predict")
+        _check_arrays(features)
         scores = jax.vmap(partial(self.scores, params))(features)
         return jax.tree.map(_class_numbers, scores) if self.metric == "accuracy" else scores
 
@@ -85,6 +87,15 @@ class Model:
         measured = _right if self.metric == "accuracy" else _squared_error
         each = jax.tree.leaves(jax.tree.map(measured, predicted, targets))
         return sum(each[1:], each[0]) / jnp.float32(len(each))
+
+
+def _check_arrays(features: PyTree) -> None:
+    """JAX quotes what it cannot take, hence a table's rows."""
+    for leaf in jax.tree.leaves(features):
+        numbers = isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub")
+        if not numbers or not leaf.ndim:
+            kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+            raise TypeError(f"features: {kind}; give an array of numbers, records first (schema.features makes one)")
 
 
 def _class_numbers(scores: Array) -> Array:

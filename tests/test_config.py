@@ -170,7 +170,7 @@ def nothing(folder: Path) -> None:
         (nothing, "data.target=outcom", "target = 'outcom' is not a column; there are: f0"),
         (nothing, "data.source=nowhere", "'nowhere': no such file or folder, and no dataset"),
         (nothing, "data.source=nowhere.csv", "nowhere.csv: no such file"),
-        (nothing, "data.classes=['ill', 'fine']", "unknown label 'well'; need one of ill, fine"),
+        (nothing, "data.classes=['ill', 'fine']", "has an unknown label; need one of ill, fine"),
         (nothing, "data.test=2.0", "2.0"),
         (nothing, "data.preprocess=['standardize']", "preprocess step 'standardize': unknown; need one of"),
         (break_column, "run.seed=1", "silo1.csv: compared with"),

@@ -101,7 +101,7 @@ def test_records_limit_and_per_class():
         ({"silos": 26}, "silos = 26: too many"),
         ({"silos": 2, "seed": -1}, "seed = -1"),
         ({"silos": 2, "test": 1.0}, "test = 1.0: need a fraction"),
-        ({"silos": 2, "classes": [0]}, "classes = "),
+        ({"silos": 2, "classes": [0]}, "classes: 1 labels, 1 of them different"),
         ({"silos": 2, "classes": [0, 1], "task": "regression"}, "only for classification"),
         ({"silos": 2, "preprocess": ["divide:1e-44"]}, "beyond float32"),
     ],

@@ -217,7 +217,7 @@ def test_the_test_set_is_checked_too():
 def test_other_mistakes():
     with pytest.raises(ValueError, match="no silos"):
         FederatedData.of({})
-    with pytest.raises(ValueError, match="task = 'classification': with classes = "):
+    with pytest.raises(ValueError, match="task = 'classification': with 0 classes it is regression"):
         FederatedData.of({"a": records(5, 0)}, task="classification")
     with pytest.raises(ValueError, match=r"use silodp\.FederatedData\.of"):
         load_data({"a": records(5, 0)})

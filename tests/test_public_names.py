@@ -16,8 +16,8 @@ NAMES = [name for name in silodp.__all__ if name != "__version__"]
 PROMISED = {
     "train", "sweep", "resume", "account", "audit", "load_data", "load_model", "register", "Algorithm", "Silo",
     "Federation", "Stream", "Release", "Public", "Channel", "Compressor", "Randomizer", "Config", "ConfigError",
-    "FederatedData", "Model", "build_model", "from_loss", "Plan", "Facts", "Run", "algorithms", "channels",
-    "__version__",
+    "FederatedData", "Model", "build_model", "from_loss", "Plan", "Facts", "Run", "Schema", "algorithms",
+    "channels", "__version__",
 }  # fmt: skip
 
 

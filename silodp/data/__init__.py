@@ -4,6 +4,7 @@ from silodp.data.datasets import DATASETS, load_dataset
 from silodp.data.load import load_data, read_data
 from silodp.data.partition import PARTITIONS
 from silodp.data.preprocess import STEPS
+from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note, SiloData, Table, Task
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "STEPS",
     "FederatedData",
     "Note",
+    "Schema",
     "SiloData",
     "Table",
     "Task",

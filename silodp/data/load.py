@@ -101,7 +101,8 @@ def load_data(
         table, held_out = _split(table, test, _rng(seed, "split"))
         notes.append(Note(True, f"{len(held_out)} records held out for testing, seed {seed}"))
     parts, names, note = _divide(table, silos, partition, sizes, alpha, seed)
-    parts = _checked(parts, names, records)
+    column = silo_column if table.groups is not None else None
+    parts = _checked(parts, names, records, column)
     table, parts = _only_used(table, parts)
     if records is not None:
         notes.append(Note(True, f"the first {records} records of every silo are used"))
@@ -160,9 +161,10 @@ def _pool(
     elif test is not None:
         held_out = read_one(test, replace(columns, silo=None, ignored=columns.silo), "test")
     *tables, held_out = _aligned(tables, held_out)
-    task, labels, notes = _targets(tables, task, classes)
-    tables = [_encode(table, labels) for table in tables]
-    held_out = None if held_out is None else _encode(held_out, labels)
+    public = classes is not None or (isinstance(source, str) and source in DATASETS)
+    task, labels, notes = _targets(tables, task, classes, public)
+    tables = [_encode(table, labels, public) for table in tables]
+    held_out = None if held_out is None else _encode(held_out, labels, public)
     return _Pool(_concatenate(tables, grouped), held_out, task, notes)
 
 
@@ -199,7 +201,7 @@ def _given_silos(table: Table) -> list[Rows]:
 
 
 def _targets(
-    tables: list[Table], task: Task | None, classes: Sequence[str | int] | None
+    tables: list[Table], task: Task | None, classes: Sequence[str | int] | None, public: bool
 ) -> tuple[Task, tuple[str, ...], list[Note]]:
     """Task, class labels in the order of their indices (none for regression), and notes."""
     if task is not None and task not in get_args(Task):
@@ -214,9 +216,16 @@ def _targets(
         return task, (), notes
     labels = tuple(map(str, classes)) if classes else _found_labels(tables)
     if len(labels) < 2 or len(set(labels)) < len(labels):
-        raise ValueError(f"classes = {list(labels)}: need two or more different labels")
-    shown = ", ".join(f"{label} -> {i}" for i, label in enumerate(labels[:30]))
-    return task, labels, [*notes, Note(True, f"labels, taken as known beforehand: {shown}")]
+        told = f"{len(labels)} labels, {len(set(labels))} of them different"
+        raise ValueError(f"classes: {told}; need two or more different labels")
+    return task, labels, [*notes, Note(True, f"labels, taken as known beforehand: {_shown(labels, public)}")]
+
+
+def _shown(labels: tuple[str, ...], public: bool) -> str:
+    """Labels that were found in records are counted, those that were given or are a dataset's are shown."""
+    if not public:
+        return f"{len(labels)} that occur in the records; `classes` lists them"
+    return ", ".join(f"{label} -> {i}" for i, label in enumerate(labels[:30]))
 
 
 def _looks_like_classes(tables: list[Table]) -> bool:
@@ -243,30 +252,26 @@ def _labels(table: Table) -> tuple[list[str], Int[np.ndarray, " n"]]:
         if broken.any():
             row = int(np.argmax(broken[places]))
             raise ValueError(
-                f"{table.source}: record {row + 1} has the target {raw[row]}, which is no class "
-                "label; use whole numbers or names, or task = 'regression'"
+                f"{table.source}: record {row + 1} has a target that is no class label; "
+                "use whole numbers or names, or task = 'regression'"
             )
         values = values.astype(np.int64)
     return [str(value) for value in values], places
 
 
-def _encode(table: Table, labels: tuple[str, ...]) -> Table:
+def _encode(table: Table, labels: tuple[str, ...], public: bool) -> Table:
     """Targets as float32, or as the int32 index of each label."""
     if not labels:
         if table.targets.dtype.kind not in "buif":
-            raise ValueError(
-                f"{table.source}: targets such as '{table.targets[0]}' are no numbers; use task = 'classification'"
-            )
+            raise ValueError(f"{table.source}: the targets are no numbers; use task = 'classification'")
         return replace(table, targets=table.targets.astype(np.float32))
     found, places = _labels(table)
     index = {label: i for i, label in enumerate(labels)}
     codes = np.array([index.get(label, -1) for label in found], np.int32)[places]
     if (codes < 0).any():
         row = int(np.argmax(codes < 0))
-        raise ValueError(
-            f"{table.source}: record {row + 1} has the unknown label '{table.targets[row]}'; "
-            f"need one of {', '.join(labels[:12])}"
-        )
+        need = ", ".join(labels[:12]) if public else f"the {len(labels)} that training records have"
+        raise ValueError(f"{table.source}: record {row + 1} has an unknown label; need one of {need}")
     return replace(table, targets=codes, classes=labels)
 
 
@@ -311,10 +316,15 @@ def _divide(
     return parts, [f"silo {i}" for i in range(len(parts))], Note(True, text)
 
 
-def _checked(parts: list[Rows], names: list[str], records: int | None) -> list[Rows]:
+def _checked(parts: list[Rows], names: list[str], records: int | None, column: str | None) -> list[Rows]:
+    """`column` names the silos, where one does: what it holds is not shown, because it may be the wrong column."""
     least = 2 if records is None else records
     if least < 2:
         raise ValueError(f"records = {records}: every silo needs 2 or more")
+    few = sum(len(rows) < least for rows in parts)
+    if few and column is not None:
+        told = f"{few} of its {len(parts)} silos have fewer than {least} training records"
+        raise ValueError(f"silo_column = '{column}': {told}; name another column, or drop these records")
     for name, rows in zip(names, parts, strict=True):
         if len(rows) < least:
             raise ValueError(f"silo '{name}' has {len(rows)} training record(s); needs {least}")

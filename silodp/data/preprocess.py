@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 from sklearn.decomposition import PCA
 
-from silodp.data.tables import load_npz
+from silodp.data.tables import load_npz, own_name
 from silodp.data.types import Note, Table
 
 Transform = Callable[[Table], Table]
@@ -206,9 +206,10 @@ def _one_hot_names(step: Step) -> list[str]:
 
 def _one_hot(step: Step, train: Table) -> Fitted:
     names = _one_hot_names(step)
+    there = list(dict.fromkeys(map(own_name, train.names)))
     for name in names:
         if name not in train.names:
-            raise step.error(f"'{name}' is not a column; there are: {', '.join(train.names[:12])}")
+            raise step.error(f"'{name}' is not a column; there are: {', '.join(there[:12])}")
     values = {name: _values(train, name) for name in names}
 
     def transform(table: Table) -> Table:
@@ -258,7 +259,7 @@ def _target_max(step: Step, train: Table) -> Fitted:
     largest = float(np.abs(train.targets).max())
     if largest == 0:
         raise step.error("all targets are 0")
-    note = step.fitted(f"targets over their largest magnitude {largest:g}")
+    note = step.fitted("targets over their largest magnitude")
     return _scale_targets(step, train, largest, note)
 
 

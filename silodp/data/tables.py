@@ -18,6 +18,8 @@ import pandas as pd
 from jaxtyping import Float32
 from sklearn.datasets import load_svmlight_file
 
+from silodp.data.frames import header, looks_like_a_record, read_parquet, reason, refuse_twice
+from silodp.data.kinds import identifies
 from silodp.data.types import Table
 
 Single = str | Path | pd.DataFrame | tuple | Table
@@ -104,11 +106,16 @@ def check_features(table: Table) -> None:
     if finite.all():
         return
     row, column = np.argwhere(~finite)[0]
-    label = f"'{table.names[column]}'" if table.names else str(column + 1)
+    label = f"'{own_name(table.names[column])}'" if table.names else str(column + 1)
     raise ValueError(
         f"{table.source}: record {row + 1}, column {label} is missing, infinite or beyond float32; "
         "fill in or drop such records"
     )
+
+
+def own_name(name: str) -> str:
+    """Of a column; what one-hot adds to it is a value."""
+    return name.partition("=")[0]
 
 
 def check_targets(table: Table) -> None:
@@ -142,7 +149,7 @@ def from_frame(frame: pd.DataFrame, source: str, columns: Columns) -> Table:
 
 
 def _check_columns(frame: pd.DataFrame, source: str, columns: Columns) -> None:
-    listed = ", ".join(frame.columns[:12]) + (", ..." if len(frame.columns) > 12 else "")
+    listed = _listed(list(frame.columns))
     if columns.target is None:
         raise ValueError(f"{source}: target is not set; name the target column, one of: {listed}")
     for key, name in (("target", columns.target), ("silo_column", columns.silo)):
@@ -151,6 +158,13 @@ def _check_columns(frame: pd.DataFrame, source: str, columns: Columns) -> None:
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise ValueError(f"{source}: column '{twice}' occurs twice; give every column its own name")
+
+
+def _listed(names: list[str]) -> str:
+    """The columns there are, unless the first line may be a record: a file without a header."""
+    if looks_like_a_record(names):
+        return f"{len(names)}, not shown because the first line looks like a record"
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
 
 
 def _raw(column: pd.Series) -> np.ndarray:
@@ -175,11 +189,8 @@ def _numbers(column: pd.Series, source: str) -> np.ndarray:
     parsed = pd.Series(pd.to_numeric(column, errors="coerce"))
     bad = np.asarray(parsed.isna() & column.notna())
     row = int(np.argmax(bad))
-    raise ValueError(
-        f"{source}: column '{column.name}' is not numeric (record {row + 1} holds "
-        f"'{column.iloc[row]}'); correct it, drop the column, or add the step "
-        f"'one-hot:{column.name}'"
-    )
+    fix = "drop the column" if identifies(str(column.name)) else f"add the step 'one-hot:{column.name}'"
+    raise ValueError(f"{source}: column '{column.name}' is not numeric (see record {row + 1}); correct it, or {fix}")
 
 
 def _codes(column: pd.Series, source: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -224,38 +235,32 @@ def _read_file(path: Path, columns: Columns) -> Table:
 
 
 def _unreadable(path: Path, kind: str, fault: BaseException) -> ValueError:
-    reason = " ".join(str(fault).split())
-    return ValueError(f"{path}: not a readable {kind} file ({reason})")
+    return ValueError(f"{path}: not a readable {kind} file ({reason(fault)})")
 
 
 def _read_csv(path: Path, columns: Columns) -> Table:
+    refuse_twice(path, header(path))
     with warnings.catch_warnings():
         # pandas only warns when lines are longer than the header, and drops the rest
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             frame = pd.read_csv(path, index_col=False, skipinitialspace=True, low_memory=False)
         except (pd.errors.ParserWarning, ValueError, OSError) as fault:
-            raise _unreadable(path, "CSV", fault) from fault
+            raise _unreadable(path, "CSV", fault) from None
     if pd.Series(pd.to_numeric(pd.Series(frame.columns), errors="coerce")).notna().all():
         raise ValueError(f"{path}: the first line holds numbers; it has to name the columns")
     return from_frame(frame, str(path), columns)
 
 
 def _read_parquet(path: Path, columns: Columns) -> Table:
-    try:
-        frame = pd.read_parquet(path)
-    except ImportError as fault:
-        raise ValueError(f"{path}: Parquet needs pyarrow; install silodp[parquet]") from fault
-    except (ValueError, OSError) as fault:
-        raise _unreadable(path, "Parquet", fault) from fault
-    return from_frame(frame, str(path), columns)
+    return from_frame(read_parquet(path), str(path), columns)
 
 
 def _read_libsvm(path: Path, columns: Columns) -> Table:
     try:
         sparse, targets = load_svmlight_file(str(path), zero_based=False)[:2]  # pyright: ignore
     except (ValueError, OSError) as fault:
-        raise _unreadable(path, "LIBSVM", fault) from fault
+        raise _unreadable(path, "LIBSVM", fault) from None
     table = from_arrays(str(path), sparse.toarray(), targets)  # pyright: ignore
     return replace(table, open_width=True)
 
@@ -281,7 +286,7 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as fault:
-        raise _unreadable(path, "npz", fault) from fault
+        raise _unreadable(path, "npz", fault) from None
 
 
 READERS: dict[str, Callable[[Path, Columns], Table]] = {
@@ -327,7 +332,8 @@ def _difference(table: Table, first: Table) -> str:
     extra = [name for name in table.names if name not in first.names]
     if table.names and first.names and (lacks or extra):
         told = [f"lacks {lacks[:5]}"] if lacks else []
-        told += [f"has the extra {extra[:5]}"] if extra else []
+        a_header = set(table.names) & set(first.names) and not looks_like_a_record(extra)
+        told += [f"has the extra {extra[:5] if a_header else 'columns of its first line'}"] if extra else []
         return f"compared with {first.source}, it {' and '.join(told)}"
     shapes = table.features.shape[1:], first.features.shape[1:]
     return f"records of shape {shapes[0]}, but {shapes[1]} in {first.source}"

@@ -94,6 +94,9 @@ class SiloData:
     def __len__(self) -> int:
         return count(self.named())
 
+    def __repr__(self) -> str:
+        return f"SiloData({self.name!r}, {len(self)} records of {self.record})"
+
     def named(self) -> dict[str, np.ndarray]:
         """All arrays by their path, e.g. features/tokens."""
         return named_parts((self.features, self.targets))
@@ -133,6 +136,13 @@ class FederatedData:
         for other in (*self.silos[1:], *([] if self.test is None else [self.test])):
             _check_alike(other, self.silos[0])
 
+    def __repr__(self) -> str:
+        """Shapes and numbers: labels and silos' names may have been found in records."""
+        tested = "" if self.test is None else f", {len(self.test)} test records"
+        kind = f"{self.task}, {len(self.classes)} classes" if self.classes else self.task
+        held = f"{len(self.silos)} silos, {sum(self.sizes)} records{tested}"
+        return f"FederatedData({self.source!r}, {kind}, {held} of {self.record})"
+
     @staticmethod
     def of(
         silos: Mapping[str, tuple[Arrays, Arrays]],
@@ -157,7 +167,7 @@ class FederatedData:
         """
         stated = "classification" if classes else "regression"
         if task not in (None, stated):
-            raise ValueError(f"task = {task!r}: with classes = {list(classes)} it is {stated}")
+            raise ValueError(f"task = {task!r}: with {len(classes)} classes it is {stated}")
         given = tuple(_given(name, pair) for name, pair in silos.items())
         tested = None if test is None else _given("test", test)
         note = Note(True, f"{len(given)} silos as given")

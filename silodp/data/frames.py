@@ -1,0 +1,158 @@
+"""Raw tables from files, as a schema reads them: every cell of a CSV file as text, duplicate names refused.
+
+No error quotes a cell, nor what a parser says about one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from silodp.data import draft, inspection
+from silodp.data.cells import day, number
+from silodp.errors import ConfigError, Problems
+
+if TYPE_CHECKING:
+    from silodp.data.schema import Schema
+
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+
+
+def read_frame(path: Path | str) -> pd.DataFrame:
+    """A CSV file with every cell as text, or a Parquet file with its types."""
+    file = Path(path)
+    check_path(file)
+    if file.name.endswith(".parquet"):
+        return read_parquet(file)
+    names = header(file)
+    frame = _parsed(file, header=0, dtype=str, keep_default_na=False, names=range(len(names)))
+    return frame.set_axis(names, axis=1)
+
+
+def check_path(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    if not path.name.endswith(ENDINGS):
+        raise ConfigError(f"{path}: unknown kind of file; need one ending in {', '.join(ENDINGS)}")
+
+
+def header(path: Path | str) -> list[str]:
+    """The names in the first line of a CSV file as they stand there: pandas renames the second of two alike."""
+    first = _parsed(Path(path), header=None, nrows=1, dtype=str, keep_default_na=False)
+    return [str(name).strip() for name in first.iloc[0]]
+
+
+def _parsed(path: Path, **how: object) -> pd.DataFrame:
+    with warnings.catch_warnings():
+        # pandas only warns when lines are longer than the header, and drops the rest
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            return pd.read_csv(path, index_col=False, skipinitialspace=True, low_memory=False, **how)  # pyright: ignore
+        except (pd.errors.ParserWarning, ValueError, OSError) as fault:
+            raise ConfigError(f"{path}: not a readable CSV file ({reason(fault)})") from None
+
+
+def reason(fault: BaseException) -> str:
+    """Why a file cannot be read, in the library's own words: a parser's may quote the file."""
+    if isinstance(fault, UnicodeDecodeError):
+        return "its text is not UTF-8"
+    if isinstance(fault, pd.errors.EmptyDataError):
+        return "it is empty"
+    lengths = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(fault))
+    if lengths:
+        return f"line {lengths[2]} has {lengths[3]} fields, expected {lengths[1]}"
+    if isinstance(fault, pd.errors.ParserWarning):
+        return "lines are longer than the first one"
+    return f"it is damaged or of another kind: {type(fault).__name__}"
+
+
+def read_parquet(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except ImportError:
+        raise ConfigError(f"{path}: Parquet needs pyarrow; install silodp[parquet]") from None
+    except (ValueError, OSError) as fault:
+        raise ConfigError(f"{path}: not a readable Parquet file ({reason(fault)})") from None
+
+
+def parquet_kinds(path: Path) -> dict[str, str]:
+    """The kind of every column by its type; no row is read."""
+    try:
+        import pyarrow.parquet as pq
+        import pyarrow.types as types
+    except ImportError:
+        raise ConfigError(f"{path}: Parquet needs pyarrow; install silodp[parquet]") from None
+    try:
+        fields = pq.read_schema(path)
+    except (ValueError, OSError) as fault:
+        raise ConfigError(f"{path}: not a readable Parquet file ({reason(fault)})") from None
+    is_number = lambda kind: types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    is_day = lambda kind: types.is_date(kind) or types.is_timestamp(kind)
+    tests = {"flag": types.is_boolean, "number": is_number, "date": is_day}
+    return {
+        field.name: next((kind for kind, fits in tests.items() if fits(field.type)), "category") for field in fields
+    }
+
+
+def draft_of(path: Path, target: str | None, silo: str | None, look: bool = False) -> str:
+    """A draft of a schema for a file: from its names (Parquet: and types), or with `look` from its values."""
+    check_path(path)
+    kinds = parquet_kinds(path) if path.name.endswith(".parquet") else {}
+    names = list(kinds) or header(path)
+    _check_names(path, names, {"--target": target, "--silo": silo})
+    if look:
+        return draft.from_values(read_frame(path), target, silo)
+    return draft.from_types(kinds, target, silo) if kinds else draft.from_names(names, target, silo)
+
+
+def _check_names(path: Path, names: Sequence[str], given: dict[str, str | None]) -> None:
+    if looks_like_a_record(names):
+        raise ConfigError(f"{path}: the first line looks like a record; it has to hold the names of the columns")
+    refuse_twice(path, names)
+    for option, name in given.items():
+        if name is not None and name not in names:
+            raise ConfigError(f"{path}: {option} {name}: no such column; there are: {', '.join(names)}")
+
+
+def refuse_twice(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name in names if name and names.count(name) > 1]
+    if twice:
+        told = "a column" if looks_like_a_record(names) else f"column '{twice[0]}'"
+        raise ConfigError(f"{path}: {told} occurs twice; give every column its own name")
+
+
+def looks_like_a_record(names: Sequence[str]) -> bool:
+    """Whether a first line holds an empty cell, a number or a day, which are no names."""
+    return any(not name or _is_value(name) for name in names)
+
+
+def _is_value(name: str) -> bool:
+    for parse in (number, lambda cell: day(cell, None)):
+        try:
+            return not math.isnan(parse(name))
+        except ValueError:
+            continue
+    return False
+
+
+def read_checked(schema: Schema, paths: Sequence[Path | str]) -> dict[str, pd.DataFrame]:
+    """Tables to train on, by path; an error tells all problems of all files."""
+    frames, lines, extra = {}, [], []
+    for path in paths:
+        try:
+            frames[str(path)] = read_frame(path)
+        except ConfigError as error:
+            lines.append(str(error))
+            continue
+        found = inspection.inspected(schema, frames[str(path)], str(path), fitting=True)
+        lines += found.problems
+        extra += found.extra
+    if lines:
+        raise Problems(lines, draft.columns_draft(dict.fromkeys(extra)))
+    return frames

@@ -1,0 +1,328 @@
+"""The kinds of columns that a schema knows: what each may say, and how its cells become features.
+
+All constants are public. Numbers, days and places in an order are mapped to [-1, 1], flags to 0 and 1, categories to
+one indicator for each value and one for all others. A column with `missing` has an indicator of missing cells too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import date, datetime
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Float64
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+
+from silodp.data.cells import Cells, day, flag, label, labels, place, read_cells, read_numbers
+
+Label = StrictBool | StrictInt | StrictFloat | StrictStr
+DAYS = {"days": 1.0, "months": 365.2425 / 12, "years": 365.2425}
+OTHER = "other"
+WIDEST = 4.0  # scaled by a centre and a scale, a number is clipped to this
+
+
+class Constants(NamedTuple):
+    """Of a number: (x - centre) / scale is clipped to [-limit, limit]."""
+
+    centre: float
+    scale: float
+    limit: float = WIDEST
+
+
+def interval(value: Any) -> Any:
+    """Two numbers, the lowest first; "private" is left for the field to judge."""
+    if value is None or value == "private":
+        return value
+    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(type(x) in (int, float) for x in value)
+    if not numbers or not -math.inf < value[0] < value[1] < math.inf:
+        raise ValueError("give two numbers, the lowest first, e.g. [0, 120]")
+    return tuple(map(float, value))
+
+
+def one_day(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value.strip()).date()
+        except ValueError:
+            value = None
+    if isinstance(value, datetime):
+        return value.date()
+    if value is not None and isinstance(value, date):
+        return value
+    raise ValueError("give a day as 2024-12-31")
+
+
+def different(values: tuple[Any, ...], case: bool, key: str, least: int = 1) -> None:
+    """Lists are checked as they will be compared."""
+    if len(values) < least:
+        raise ValueError(f"{key}: lists {len(values)}; list {'all of them' if least == 1 else 'two or more'}")
+    if any(not label(value) for value in values):
+        raise ValueError(f"{key}: an empty text stands for a missing cell; leave it out and give missing")
+    places = labels(values, case)
+    for i, value in enumerate(values):
+        last = places[label(value, case)]
+        if last != i:
+            same = "" if case else ", or set case = true if upper and lower case differ"
+            raise ValueError(f"{key}: {value!r} and {values[last]!r} are the same text; list it once{same}")
+
+
+Interval = Annotated[tuple[float, float], BeforeValidator(interval)]
+Day = Annotated[date, BeforeValidator(one_day)]
+
+
+def scaled_to(bounds: tuple[float, float]) -> Constants:
+    lowest, highest = bounds
+    return Constants((lowest + highest) / 2, (highest - lowest) / 2, 1.0)
+
+
+def scaled(values: Float64[np.ndarray, " n"], to: Constants) -> Float64[np.ndarray, " n"]:
+    return np.clip((values - to.centre) / to.scale, -to.limit, to.limit)
+
+
+class Part(BaseModel):
+    """Types are taken at their word: true is no number, and a number no text."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
+
+
+class Column(Part):
+    """What all columns have that become features."""
+
+    identifier: Literal[False] | None = Field(default=None, description="false: it only looks like an identifier")
+
+    def names(self, column: str) -> list[str]:
+        """Of the features."""
+        return [column]
+
+    def indicator(self) -> bool:
+        return getattr(self, "missing", None) is not None
+
+    def fill(self) -> float | None:
+        """What stands for a missing cell; None: such a cell is refused."""
+        raise NotImplementedError
+
+    def read(self, cells: pd.Series) -> Cells:
+        raise NotImplementedError
+
+    def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
+        raise NotImplementedError
+
+    def allowed(self) -> str:
+        """What a cell may hold, and what to do about one that does not."""
+        raise NotImplementedError
+
+
+class Number(Column):
+    """A number: clipped to a public range, or centred and scaled by public constants."""
+
+    kind: Literal["number"]
+    range: Interval | Literal["private"] | None = None
+    centre: StrictFloat | None = None
+    scale: StrictFloat | None = Field(default=None, gt=0)
+    unit: str | None = None
+    missing: StrictFloat | None = None
+
+    @model_validator(mode="after")
+    def _one_scale(self) -> Number:
+        given = [key for key in ("centre", "scale") if getattr(self, key) is not None]
+        if self.range is not None and given:
+            raise ValueError(f"range and {' and '.join(given)} are given together; give a range, or centre and scale")
+        if self.range is None and len(given) < 2:
+            raise ValueError('give range = [lowest, highest], or centre and scale, or range = "private"')
+        if isinstance(self.range, tuple) and self.missing is not None:
+            within(self.missing, self.range, f"missing = {self.missing:g}")
+        return self
+
+    def constants(self) -> Constants | None:
+        """None for a private range."""
+        if self.centre is not None and self.scale is not None:
+            return Constants(self.centre, self.scale)
+        return scaled_to(self.range) if isinstance(self.range, tuple) else None
+
+    def fill(self) -> float | None:
+        return self.missing
+
+    def read(self, cells: pd.Series) -> Cells:
+        return read_numbers(cells)
+
+    def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
+        chosen = self.constants() or constants
+        assert chosen is not None  # the schema refuses before
+        return scaled(values, chosen)[:, None]
+
+    def allowed(self) -> str:
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"a number{unit}, with a decimal point and without its unit"
+
+
+def within(value: float, bounds: tuple[float, float], told: str) -> None:
+    if not bounds[0] <= value <= bounds[1]:
+        raise ValueError(f"{told}: outside the range {bounds[0]:g} to {bounds[1]:g}; give one inside")
+
+
+class Category(Column):
+    """One of a public list of values, in no order; anything else is "other"."""
+
+    kind: Literal["category"]
+    values: tuple[Label, ...]
+    case: StrictBool = Field(default=False, description="whether upper and lower case differ")
+    missing: Label | None = None
+
+    @model_validator(mode="after")
+    def _listed(self) -> Category:
+        different(self.values, self.case, "values")
+        if self.missing is not None and label(self.missing, self.case) not in self.places():
+            raise ValueError(f'missing = {self.missing!r}: not one of the values; give one of them, or "{OTHER}"')
+        return self
+
+    def listed(self) -> list[str]:
+        """The values, and the one that stands for all others."""
+        texts = [label(value, case=True) for value in self.values]
+        return texts if OTHER in labels(self.values, self.case) else [*texts, OTHER]
+
+    def places(self) -> dict[str, int]:
+        return labels(self.listed(), self.case)
+
+    def names(self, column: str) -> list[str]:
+        return [f"{column}={value}" for value in self.listed()]
+
+    def fill(self) -> float | None:
+        return float(self.places()[OTHER if self.missing is None else label(self.missing, self.case)])
+
+    def read(self, cells: pd.Series) -> Cells:
+        places = self.places()
+        return read_cells(cells, partial(place, places=places, case=self.case, unlisted=float(places[OTHER])))
+
+    def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
+        return (values[:, None] == np.arange(len(self.listed()))).astype(np.float64)
+
+    def allowed(self) -> str:
+        return "one text or number"
+
+
+class Ordered(Column):
+    """One of a public list of values, from the lowest to the highest."""
+
+    kind: Literal["ordered"]
+    values: tuple[Label, ...]
+    case: StrictBool = Field(default=False, description="whether upper and lower case differ")
+    missing: Label | None = None
+
+    @model_validator(mode="after")
+    def _listed(self) -> Ordered:
+        different(self.values, self.case, "values", least=2)
+        if self.missing is not None and label(self.missing, self.case) not in labels(self.values, self.case):
+            raise ValueError(f"missing = {self.missing!r}: not one of the values; give one of them")
+        return self
+
+    def fill(self) -> float | None:
+        return None if self.missing is None else float(labels(self.values, self.case)[label(self.missing, self.case)])
+
+    def read(self, cells: pd.Series) -> Cells:
+        places = labels(self.values, self.case)
+        return read_cells(cells, partial(place, places=places, case=self.case, unlisted=None))
+
+    def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
+        return scaled(values, scaled_to((0.0, len(self.values) - 1.0)))[:, None]
+
+    def allowed(self) -> str:
+        return f"one of {some(self.values)}"
+
+
+def some(values: tuple[Any, ...], most: int = 12) -> str:
+    """Values of the schema, which are public."""
+    return ", ".join(map(str, values[:most])) + (", ..." if len(values) > most else "")
+
+
+class Date(Column):
+    """A day, as the time from it to a public day of reference."""
+
+    kind: Literal["date"]
+    reference: Day
+    unit: Literal["days", "months", "years"]
+    range: Interval
+    format: str | None = Field(default=None, description="as for strptime, e.g. %d.%m.%Y; ISO 8601 when left out")
+    missing: Day | None = None
+
+    @model_validator(mode="after")
+    def _missing_within(self) -> Date:
+        if self.missing is not None:
+            age = self.age(self.missing.toordinal())
+            within(age, self.range, f"missing = {self.missing} is {age:.1f} {self.unit}")
+        return self
+
+    def age(self, ordinal: Any) -> Any:
+        return (self.reference.toordinal() - ordinal) / DAYS[self.unit]
+
+    def fill(self) -> float | None:
+        return None if self.missing is None else float(self.missing.toordinal())
+
+    def read(self, cells: pd.Series) -> Cells:
+        return read_cells(cells, partial(day, form=self.format))
+
+    def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
+        return scaled(self.age(values), scaled_to(self.range))[:, None]
+
+    def allowed(self) -> str:
+        return f"a day as {self.format or '2024-12-31'}"
+
+
+class Flag(Column):
+    """True or false, in the usual spellings."""
+
+    kind: Literal["flag"]
+    missing: StrictBool | None = None
+
+    def fill(self) -> float | None:
+        return None if self.missing is None else float(self.missing)
+
+    def read(self, cells: pd.Series) -> Cells:
+        return read_cells(cells, flag)
+
+    def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
+        return values[:, None]
+
+    def allowed(self) -> str:
+        return "true or false, yes or no, 1 or 0"
+
+
+class Ignore(Part):
+    """A column that may be there and is never read."""
+
+    kind: Literal["ignore"]
+
+
+Kind = Annotated[Number | Category | Ordered | Date | Flag | Ignore, Field(discriminator="kind")]
+KINDS: dict[str, type[Part]] = {
+    "number": Number, "category": Category, "ordered": Ordered, "date": Date, "flag": Flag, "ignore": Ignore,
+}  # fmt: skip
+
+# Words that end the name of a column which tells who a record is about.
+IDENTIFYING = frozenset(
+    ["id", "ids", "uid", "uuid", "guid", "name", "surname", "firstname", "lastname", "forename", "fullname", "username",
+     "login", "email", "phone", "telephone", "mobile", "fax", "address", "street", "mrn", "ssn", "passport", "iban",
+     "patientid", "personid", "recordid", "caseid", "subjectid", "userid", "customerid", "clientid", "studyid",
+     "memberid"]
+)  # fmt: skip
+ALWAYS = frozenset(["email", "mrn", "ssn", "passport", "iban", "surname"])  # wherever they stand in a name
+
+
+def identifies(column: str) -> bool:
+    """Whether a column is named like one that says whose record it is: id, patient_id, PatientID, e-mail, full name."""
+    joined = re.sub(r"[^a-z0-9]", "", column.casefold())
+    words = [word.casefold() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", column)]
+    return joined in IDENTIFYING or bool(words and (words[-1] in IDENTIFYING or ALWAYS & set(words)))
