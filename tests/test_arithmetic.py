@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from silodp import gradients
+from silodp.core import RecordMean, Statistic
 from silodp.doubles import Double, exact, two_product
 from silodp.gradients import Regularised, dense, embed
 from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, in_runs, whole_runs
 from silodp.gradients.structured import CANCELLED, PENALISED_RUN
-from silodp.sampling import Full, Poisson, TwoLevel
+from silodp.sampling import Batch, Full, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")
 PLAIN = {25_000: 4, 50_000: 8, 200_000: 32}  # times its bound that a plain float32 sum moves (docs/privacy.md)
@@ -202,3 +203,23 @@ def test_tokens_that_cancel_within_a_record_are_not_rounded_against_others():
 def test_a_sum_that_is_too_long_for_the_proof_is_refused(rule):
     with pytest.raises(ValueError, match=r"silo 'large' has \d+ records; the rounding of sums is proven up to 4194304"):
         rule.check("large", MOST_RECORDS + 1)
+
+
+@pytest.mark.parametrize(("type_", "value"), [("int32", 65_536), ("int32", 50_000), ("int8", 16), ("float16", 1e-4)])
+def test_a_statistic_of_any_type_of_number_is_clipped(type_, value):
+    """In its own type the square of 2^16 is 0, and that of 1e-4 as well."""
+    n, d, clip = 2, 400, jnp.float32(1e-3)
+    records = jnp.zeros((n, d), type_).at[0].set(jnp.asarray(value, type_))
+    batch = Batch(records, jnp.ones(n), jnp.float32(n), jnp.arange(n))
+    made = RecordMean(Statistic(lambda record: record, d), batch, clip, "value").release()
+    assert np.linalg.norm(exact(made.exact)) <= float(made.bound) / 2
+
+
+@pytest.mark.parametrize("type_", ["float16", "bfloat16"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gradients_of_half_precision_weights_are_clipped(engine, type_):
+    d, clip = 4096, 1e-3
+    record = jnp.full((1, d), 1e-4)
+    point = jnp.zeros((1, d), type_)
+    summed = gradients.clipped_sum(linear, [point], [1.0], record, jnp.ones(1), clip, engine=engine)
+    assert np.linalg.norm(exact(summed)) <= clip * (1 + 1e-6)
