@@ -203,7 +203,7 @@ class Cumulative(OnePass):
 
 
 class TwoLevel(Poisson):
-    """A Poisson batch of differences of clipped gradients plus a full mean of them (SVRG, SAGA)."""
+    """A Poisson batch of differences of clipped gradients plus a full mean of them, kept in a table (SAGA)."""
 
     def moves(self, records: Any) -> tuple[Any, Any]:
         """How far the estimate moves, in clip norms, when the replaced record is not drawn, and when it is.
@@ -224,6 +224,18 @@ class TwoLevel(Poisson):
     def sampling(self, records: int) -> kinds.Sampling:
         undrawn, drawn = self.moves(records)
         return kinds.TwoLevel(self.batch, records, undrawn / drawn)
+
+
+class Recomputed(TwoLevel):
+    """TwoLevel whose old gradients are computed twice, for the full mean and for the batch (SVRG).
+
+    Two programs may add up one product in two orders. A record whose products cancel then has two gradients that point
+    anywhere, so the full mean's must not be set off against the batch's.
+    """
+
+    def moves(self, records: Any) -> tuple[Any, Any]:
+        in_batch, in_all = 2 / self.batch, 2 / records
+        return in_all * (1 + SLACK), (2 * in_batch + in_all) * (1 + SLACK)
 
 
 def build_rule(kind: str | None, batch: int | None, rounds: int) -> BatchRule:
