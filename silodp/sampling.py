@@ -142,8 +142,11 @@ class FixedSize(BatchRule):
 
     def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
         length = capacity(silo.records)
-        tickets = silo.randomness.uniform(f"batch/{purpose}", (length,), step)
+        tickets, again = silo.randomness.uniform(f"batch/{purpose}", (2, length), step)
         tickets = jnp.where(jnp.arange(length) < silo.size, tickets, -1.0)
+        # There are 2^24 tickets at most. Who ties for the last place draws again: else the first records are favoured.
+        last = jnp.min(jax.lax.top_k(tickets, self.batch)[0])
+        tickets = jnp.where(tickets > last, 1.0, jnp.where(tickets == last, again, -1.0))
         chosen = jax.lax.top_k(tickets, self.batch)[1]
         weights = jnp.ones((self.batch,), jnp.float32)
         return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch), chosen)
