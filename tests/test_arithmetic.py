@@ -12,7 +12,8 @@ from silodp.core import RecordMean, Statistic
 from silodp.doubles import Double, exact, two_product
 from silodp.gradients import Regularised, dense, embed
 from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, in_runs, whole_runs
-from silodp.gradients.structured import CANCELLED, PENALISED_RUN
+from silodp.gradients.structure import find_structure
+from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN, block_size
 from silodp.sampling import Batch, Full, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")
@@ -94,6 +95,10 @@ def test_what_is_proven_fits_the_slack():
     outer = 4 * UNIT**2 * (MOST_RECORDS / RUN) * MOST_RECORDS / 2
     assert of_run(RUN, 1, 3) / (1 - RUN * UNIT) + outer <= SLACK * 0.98
     assert of_run(PENALISED_RUN, 1 / CANCELLED, 2) + outer <= SLACK * 0.98
+    # A record that is not finite turns a whole block to another branch, and leaves one of the bound's two clips to it.
+    assert 2 * MOST_IN_BLOCK / RUN * of_run(RUN, 1, 3) <= 0.98
+    assert 2 * MOST_IN_BLOCK / PENALISED_RUN * of_run(PENALISED_RUN, 1 / CANCELLED, 2) <= 0.98
+    assert block_size(find_structure(linear, jnp.zeros((1, 2)), jnp.zeros(2)), 1) <= MOST_IN_BLOCK
     assert of_run(8, 1, 1) * 2 * 64 <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
 
 
