@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from silodp import gradients
-from silodp.core import RecordMean, Statistic
+from silodp.algorithms.soteria import RENEWED, SHORT_RUN
+from silodp.channels.trusted import Trusted, weighted
+from silodp.core import RecordMean, Release, Statistic
 from silodp.doubles import Double, exact, two_product
 from silodp.gradients import Regularised, dense, embed
 from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, in_runs, whole_runs
 from silodp.gradients.structure import find_structure
 from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN, block_size
+from silodp.randomness import SystemRandomness
 from silodp.sampling import Batch, Full, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")
@@ -99,7 +102,7 @@ def test_what_is_proven_fits_the_slack():
     assert 2 * MOST_IN_BLOCK / RUN * of_run(RUN, 1, 3) <= 0.98
     assert 2 * MOST_IN_BLOCK / PENALISED_RUN * of_run(PENALISED_RUN, 1 / CANCELLED, 2) <= 0.98
     assert block_size(find_structure(linear, jnp.zeros((1, 2)), jnp.zeros(2)), 1) <= MOST_IN_BLOCK
-    assert of_run(8, 1, 1) * 2 * 64 <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
+    assert of_run(SHORT_RUN, 1, 1) * 2 * RENEWED <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -228,3 +231,18 @@ def test_gradients_of_half_precision_weights_are_clipped(engine, type_):
     point = jnp.zeros((1, d), type_)
     summed = gradients.clipped_sum(linear, [point], [1.0], record, jnp.ones(1), clip, engine=engine)
     assert np.linalg.norm(exact(summed)) <= clip * (1 + 1e-6)
+
+
+def test_real_noise_is_added_to_both_halves_on_a_grid_of_its_own():
+    real, std = SystemRandomness(), jnp.float32(1e-5)
+    noised = np.asarray(real.noised("noise", Double(jnp.zeros(200), jnp.full(200, 3e-3)), std))
+    assert abs(noised.mean() - 3e-3) < 1e-5
+    assert {float(real.step_of(jnp.full(3, value), std)) for value in (-9.0, 0.0, 1e-9, 7e5)} == {2.0**-25}
+
+
+def test_a_trusted_server_averages_both_halves():
+    release = Release(jnp.ones(3), jnp.float32(1), "value", rest=jnp.full(3, 1e-9))
+    arrived = Trusted().unpack(Trusted().pack(release))
+    np.testing.assert_allclose(exact(arrived.exact) - 1, 1e-9, rtol=1e-5)
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), arrived)
+    np.testing.assert_allclose(exact(weighted(both, jnp.array([0.5, 0.5]))) - 1, 1e-9, rtol=1e-5)
