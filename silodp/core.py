@@ -121,7 +121,8 @@ class Statistic(eqx.Module):
         return sum_in_blocks(run_sums, records, weights, max(1, MICROBATCH_FLOATS // self.size))
 
     def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
-        rows = jax.vmap(self.function)(records)
+        # As float32: squares of whole numbers wrap around and those of half precision vanish, and then nothing clips.
+        rows = jax.vmap(self.function)(records).astype(jnp.float32)
         squares = jnp.sum(jnp.square(rows), axis=1)
         good = jnp.isfinite(squares)
         factor = clip_factor(jnp.where(good, squares, 0), jnp.float32(clip), self.size)

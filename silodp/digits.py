@@ -17,5 +17,5 @@ def rounded_up(number: float, digits: int = 4) -> str:
     if not math.isfinite(number):
         return f"{number:g}"
     # A float prints in full what it was given as: 0.1 is not rounded up because its bits are a little above 0.1.
-    up = Decimal(repr(number)).normalize(Context(prec=digits, rounding=ROUND_CEILING))
+    up = Decimal(repr(float(number))).normalize(Context(prec=digits, rounding=ROUND_CEILING))
     return f"{float(up):.{digits}g}"

@@ -144,8 +144,11 @@ class FixedSize(BatchRule):
 
     def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
         length = capacity(silo.records)
-        tickets = silo.randomness.uniform(f"batch/{purpose}", (length,), step)
+        tickets, again = silo.randomness.uniform(f"batch/{purpose}", (2, length), step)
         tickets = jnp.where(jnp.arange(length) < silo.size, tickets, -1.0)
+        # There are 2^24 tickets at most. Who ties for the last place draws again: else the first records are favoured.
+        last = jnp.min(jax.lax.top_k(tickets, self.batch)[0])
+        tickets = jnp.where(tickets > last, 1.0, jnp.where(tickets == last, again, -1.0))
         chosen = jax.lax.top_k(tickets, self.batch)[1]
         weights = jnp.ones((self.batch,), jnp.float32)
         return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch), chosen)
@@ -205,7 +208,7 @@ class Cumulative(OnePass):
 
 
 class TwoLevel(Poisson):
-    """A Poisson batch of differences of clipped gradients plus a full mean of them (SVRG, SAGA)."""
+    """A Poisson batch of differences of clipped gradients plus a full mean of them, kept in a table (SAGA)."""
 
     def moves(self, records: Any) -> tuple[Any, Any]:
         """How far the estimate moves, in clip norms, when the replaced record is not drawn, and when it is.
@@ -226,6 +229,18 @@ class TwoLevel(Poisson):
     def sampling(self, records: int) -> kinds.Sampling:
         undrawn, drawn = self.moves(records)
         return kinds.TwoLevel(self.batch, records, undrawn / drawn)
+
+
+class Recomputed(TwoLevel):
+    """TwoLevel whose old gradients are computed twice, for the full mean and for the batch (SVRG).
+
+    Two programs may add up one product in two orders. A record whose products cancel then has two gradients that point
+    anywhere, so the full mean's must not be set off against the batch's.
+    """
+
+    def moves(self, records: Any) -> tuple[Any, Any]:
+        in_batch, in_all = 2 / self.batch, 2 / records
+        return in_all * (1 + SLACK), (2 * in_batch + in_all) * (1 + SLACK)
 
 
 def build_rule(kind: str | None, batch: int | None, rounds: int) -> BatchRule:

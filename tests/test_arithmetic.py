@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from silodp import gradients
+from silodp.algorithms.soteria import RENEWED, SHORT_RUN
+from silodp.channels.trusted import Trusted, weighted
+from silodp.core import RecordMean, Release, Statistic
 from silodp.doubles import Double, exact, two_product
 from silodp.gradients import Regularised, dense, embed
 from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, in_runs, whole_runs
-from silodp.gradients.structured import CANCELLED, PENALISED_RUN
-from silodp.sampling import Full, Poisson, TwoLevel
+from silodp.gradients.structure import find_structure
+from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN, block_size
+from silodp.randomness import SystemRandomness
+from silodp.sampling import Batch, Full, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")
 PLAIN = {25_000: 4, 50_000: 8, 200_000: 32}  # times its bound that a plain float32 sum moves (docs/privacy.md)
@@ -93,7 +98,11 @@ def test_what_is_proven_fits_the_slack():
     outer = 4 * UNIT**2 * (MOST_RECORDS / RUN) * MOST_RECORDS / 2
     assert of_run(RUN, 1, 3) / (1 - RUN * UNIT) + outer <= SLACK * 0.98
     assert of_run(PENALISED_RUN, 1 / CANCELLED, 2) + outer <= SLACK * 0.98
-    assert of_run(8, 1, 1) * 2 * 64 <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
+    # A record that is not finite turns a whole block to another branch, and leaves one of the bound's two clips to it.
+    assert 2 * MOST_IN_BLOCK / RUN * of_run(RUN, 1, 3) <= 0.98
+    assert 2 * MOST_IN_BLOCK / PENALISED_RUN * of_run(PENALISED_RUN, 1 / CANCELLED, 2) <= 0.98
+    assert block_size(find_structure(linear, jnp.zeros((1, 2)), jnp.zeros(2)), 1) <= MOST_IN_BLOCK
+    assert of_run(SHORT_RUN, 1, 1) * 2 * RENEWED <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -202,3 +211,38 @@ def test_tokens_that_cancel_within_a_record_are_not_rounded_against_others():
 def test_a_sum_that_is_too_long_for_the_proof_is_refused(rule):
     with pytest.raises(ValueError, match=r"silo 'large' has \d+ records; the rounding of sums is proven up to 4194304"):
         rule.check("large", MOST_RECORDS + 1)
+
+
+@pytest.mark.parametrize(("type_", "value"), [("int32", 65_536), ("int32", 50_000), ("int8", 16), ("float16", 1e-4)])
+def test_a_statistic_of_any_type_of_number_is_clipped(type_, value):
+    """In its own type the square of 2^16 is 0, and that of 1e-4 as well."""
+    n, d, clip = 2, 400, jnp.float32(1e-3)
+    records = jnp.zeros((n, d), type_).at[0].set(jnp.asarray(value, type_))
+    batch = Batch(records, jnp.ones(n), jnp.float32(n), jnp.arange(n))
+    made = RecordMean(Statistic(lambda record: record, d), batch, clip, "value").release()
+    assert np.linalg.norm(exact(made.exact)) <= float(made.bound) / 2
+
+
+@pytest.mark.parametrize("type_", ["float16", "bfloat16"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gradients_of_half_precision_weights_are_clipped(engine, type_):
+    d, clip = 4096, 1e-3
+    record = jnp.full((1, d), 1e-4)
+    point = jnp.zeros((1, d), type_)
+    summed = gradients.clipped_sum(linear, [point], [1.0], record, jnp.ones(1), clip, engine=engine)
+    assert np.linalg.norm(exact(summed)) <= clip * (1 + 1e-6)
+
+
+def test_real_noise_is_added_to_both_halves_on_a_grid_of_its_own():
+    real, std = SystemRandomness(), jnp.float32(1e-5)
+    noised = np.asarray(real.noised("noise", Double(jnp.zeros(200), jnp.full(200, 3e-3)), std))
+    assert abs(noised.mean() - 3e-3) < 1e-5
+    assert {float(real.step_of(jnp.full(3, value), std)) for value in (-9.0, 0.0, 1e-9, 7e5)} == {2.0**-25}
+
+
+def test_a_trusted_server_averages_both_halves():
+    release = Release(jnp.ones(3), jnp.float32(1), "value", rest=jnp.full(3, 1e-9))
+    arrived = Trusted().unpack(Trusted().pack(release))
+    np.testing.assert_allclose(exact(arrived.exact) - 1, 1e-9, rtol=1e-5)
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), arrived)
+    np.testing.assert_allclose(exact(weighted(both, jnp.array([0.5, 0.5]))) - 1, 1e-9, rtol=1e-5)

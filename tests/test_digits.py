@@ -30,6 +30,7 @@ def test_numbers_of_few_digits_stay_as_they_are():
     assert rounded_up(1.12724) == "1.128"
     assert rounded_up(math.inf) == "inf"
     assert rounded_up(0.0) == "0"
+    assert rounded_up(np.float64(1.12724)) == "1.128"
 
 
 @pytest.mark.parametrize("field", ["clip", "clip_difference", "clip_local"])

@@ -185,6 +185,8 @@ def make_factors(layer: Layer, weight: Array, terms: Sequence[tuple[Array, Array
         rows, n = weight.shape[0], cotangents.shape[-1]
         flat = jnp.clip(index.reshape(-1, n), 0, rows - 1)
         return RowFactors(flat, cotangents.reshape(-1, weight.shape[1], n), rows)
+    # A model may hold half precision weights: their inputs' squares would vanish, and with them the norm.
+    terms = [(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in terms]
     if layer.kind == CONV:
         kernels = [_kernel_gradients(a, b, layer.stride, weight.shape[2:]) for a, b in terms]
         bias = None if layer.bias is None else jnp.sum(terms[0][1], axis=(1, 2))

@@ -24,6 +24,9 @@ BLOCK_BYTES, FEATURE_BYTES = 400_000, 4_000_000
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 2
+# A record that is not finite makes its block take another branch, in which all its runs may be rounded differently.
+# Such a record adds nothing, so one clip norm of the bound is left for that: enough for so many records.
+MOST_IN_BLOCK = 32 * RUN
 
 
 class Clipped(NamedTuple):
@@ -148,7 +151,7 @@ def block_size(structure: Structure, points: int) -> int:
     computed = sum(2 * prod(layer.output) + (0 if layer.on_record else prod(layer.inputs)) for layer in layers)
     fitting = min(BLOCK_BYTES // (4 * computed * points), FEATURE_BYTES // (4 * max(1, features)))
     # Less than two runs are one: the sums of runs pass through memory as often as there are blocks.
-    return max(32, fitting) if fitting < RUN else fitting // RUN * RUN
+    return max(32, fitting) if fitting < RUN else min(fitting // RUN * RUN, MOST_IN_BLOCK)
 
 
 def _combine(

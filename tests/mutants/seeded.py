@@ -74,10 +74,28 @@ MUTANTS = [
     ),
     Mutant(
         "fixed-step-forgotten", "silodp/sampling.py",
-        'silo.randomness.uniform(f"batch/{purpose}", (length,), step)',
-        'silo.randomness.uniform(f"batch/{purpose}", (length,))',
+        'silo.randomness.uniform(f"batch/{purpose}", (2, length), step)',
+        'silo.randomness.uniform(f"batch/{purpose}", (2, length))',
         "one fixed-size batch for all local steps",
         "tests/test_inclusion.py::test_batches_of_two_steps_are_independent[fixed]",
+    ),
+    Mutant(
+        "fixed-ties-to-the-first", "silodp/sampling.py",
+        "jnp.where(tickets == last, again, -1.0)", "jnp.where(tickets == last, 0.5, -1.0)",
+        "records with equal tickets are drawn in the order of the data",
+        "tests/test_inclusion.py::test_ties_between_tickets_favour_nobody",
+    ),
+    Mutant(
+        "svrg-sets-off-its-gradients", "silodp/algorithms/soteria.py",
+        "return Recomputed(self.batch.batch)", "return self.batch",
+        "a gradient that rounding turns moves SVRG's estimate beyond its bound",
+        "tests/test_worst_neighbours.py::test_a_gradient_that_rounding_turns_does_not_exceed_the_bound_of_svrg",
+    ),
+    Mutant(
+        "whole-numbers-unclipped", "silodp/core.py",
+        "(records).astype(jnp.float32)", "(records)",
+        "squares of whole numbers wrap around, and a statistic of them is not clipped",
+        "tests/test_arithmetic.py::test_a_statistic_of_any_type_of_number_is_clipped",
     ),
     Mutant(
         "fixed-stream-forgotten", "silodp/sampling.py",
