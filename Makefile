@@ -13,11 +13,13 @@ endif
 demo: $(READY)
 	$(BIN)/silodp demo
 
+# Tests of rounding want the programs that users run; for the others a quick compiler will do (tests/conftest.py).
 test: lint
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadgroup --ignore=tests/rounding
+	SILODP_TESTS_COMPILER=optimising $(BIN)/pytest -n 2 --dist loadgroup tests/rounding
 
 test-all: lint
-	$(BIN)/pytest -n 2 --dist loadgroup -m "slow or not slow"
+	SILODP_TESTS_COMPILER=optimising $(BIN)/pytest -n 2 --dist loadgroup -m "slow or not slow"
 
 # Seeded privacy bugs: each must be caught by the test that its line names (also part of test-all, a sample of test).
 # What is done is not tried again while no source changes. NAMES="..." tries some.

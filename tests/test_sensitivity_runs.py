@@ -87,7 +87,7 @@ def test_no_release_of_a_run_moves_beyond_its_bound(name):
     found = least_room(name)
     assert all(least >= 1 for least in found.values()), found
     # SVRG and SAGA need the worst of three gradients at once for their whole bound; the others come close to it.
-    # SVRG's has room for a gradient that rounding turns (tests/test_worst_neighbours.py has such records).
+    # SVRG's has room for a gradient that rounding turns (tests/rounding/test_worst_neighbours.py has such records).
     most = 5 if name in ("soteria-svrg", "ldp-svrg") else 2.6
     assert min(found.values()) < most, f"these neighbours do not test the bound: {found}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.mutants.harness import Mutant
 
-NOISE, SUMS = "silodp/noise.py", "tests/test_arithmetic.py::"
+NOISE, SUMS = "silodp/noise.py", "tests/rounding/test_arithmetic.py::"
 DRAWS = "tests/test_noise.py::"
 BOUNDARY = DRAWS + "test_a_boundary_within_the_word_is_decided_by_further_bits"
 TAILS = DRAWS + "test_tails_beyond_five_standard_deviations"
@@ -43,7 +43,7 @@ ARITHMETIC = [
     ),
     Mutant(
         "two-level-slack-of-one-sum", "silodp/sampling.py", "+ SLACK * (2 * in_batch + in_all)", "+ SLACK * in_all",
-        "three sums are rounded, one is counted", "tests/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
+        "three sums are rounded, one is counted", "tests/rounding/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
     ),
     Mutant(
         "epsilon-rounded-down", "silodp/digits.py", "ROUND_CEILING)", "ROUND_FLOOR)".replace("ROUND_FLOOR", "'ROUND_FLOOR'"),

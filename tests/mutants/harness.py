@@ -114,13 +114,15 @@ def keep(file: Path, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def run_tests(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_tests(folder: Path, tests: Sequence[str], longest: int = LONGEST) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", *tests, "-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow"]
     cache_folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
     here = {"PYTHONPATH": str(folder), "JAX_COMPILATION_CACHE_DIR": cache_folder, "PYTEST_ADDOPTS": "-n 0 --tb=line"}
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    if any(test.startswith("tests/rounding/") for test in tests):
+        here["SILODP_TESTS_COMPILER"] = "optimising"  # as the Makefile has it
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "XLA_FLAGS"))}
     return subprocess.run(
-        command, cwd=folder, env=inherited | here, capture_output=True, text=True, timeout=LONGEST, check=False
+        command, cwd=folder, env=inherited | here, capture_output=True, text=True, timeout=longest, check=False
     )
 
 
@@ -162,6 +164,6 @@ def honest(mutants: Sequence[Mutant]) -> Verdict:
         told = subprocess.run(where, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True)
         if str(folder) not in told.stdout.decode():
             return Verdict(False, f"the copy is not what is tested: {told.stdout.decode()}")
-        done = run_tests(folder, tests)
+        done = run_tests(folder, tests, longest=20 * LONGEST)
     verdict = Verdict(done.returncode == PASSED, found(done) if done.returncode else "")
     return keep(file, verdict) if verdict.caught else verdict

@@ -13,13 +13,13 @@ MUTANTS = [
         "bound-halved", "silodp/core.py",
         "bound = MOVES * clip", "bound = MOVES / 2 * clip",
         "forgets that a replaced record leaves as well as comes",
-        "tests/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
+        "tests/rounding/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
     ),
     Mutant(
         "statistic-unclipped", "silodp/core.py",
         "rows * factor[:, None]", "rows",
         "a statistic that is no gradient is not clipped",
-        "tests/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
+        "tests/rounding/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
     ),
     Mutant(
         "last-multiplier", "silodp/core.py",
@@ -89,13 +89,13 @@ MUTANTS = [
         "svrg-sets-off-its-gradients", "silodp/algorithms/soteria.py",
         "return Recomputed(self.batch.batch)", "return self.batch",
         "a gradient that rounding turns moves SVRG's estimate beyond its bound",
-        "tests/test_worst_neighbours.py::test_a_gradient_that_rounding_turns_does_not_exceed_the_bound_of_svrg",
+        "tests/rounding/test_worst_neighbours.py::test_a_gradient_that_rounding_turns_does_not_exceed_the_bound_of_svrg",
     ),
     Mutant(
         "whole-numbers-unclipped", "silodp/core.py",
         "(records).astype(jnp.float32)", "(records)",
         "squares of whole numbers wrap around, and a statistic of them is not clipped",
-        "tests/test_arithmetic.py::test_a_statistic_of_any_type_of_number_is_clipped",
+        "tests/rounding/test_arithmetic.py::test_a_statistic_of_any_type_of_number_is_clipped",
     ),
     Mutant(
         "fixed-stream-forgotten", "silodp/sampling.py",
@@ -139,7 +139,7 @@ MUTANTS = [
         "two-level-bound", "silodp/sampling.py",
         "2 * in_batch - in_all + SLACK", "in_batch + in_all + SLACK",
         "SVRG's and SAGA's noise too small: the worst neighbour moves all three gradients",
-        "tests/test_worst_neighbours.py::test_the_bound_is_reached_and_never_exceeded",
+        "tests/rounding/test_worst_neighbours.py::test_the_bound_is_reached_and_never_exceeded",
     ),
     # --- randomness: coins that are not fresh ---
     Mutant(
@@ -399,7 +399,7 @@ MUTANTS = [
         "clip-doubled", "silodp/gradients/blocks.py",
         "factors = jnp.where(norms > clip, clip /", "factors = jnp.where(norms > clip, 2 * clip /",
         "a record contributes twice its clip norm",
-        "tests/test_sensitivity.py::test_no_release_moves_beyond_its_bound[value-full-structured]",
+        "tests/rounding/test_sensitivity.py::test_no_release_moves_beyond_its_bound[value-full-structured]",
     ),
     Mutant(
         "last-block-counted-twice", "silodp/gradients/blocks.py",
@@ -476,7 +476,7 @@ MUTANTS = [
         "two-level-undrawn-nothing", "silodp/sampling.py",
         "return kinds.TwoLevel(self.batch, records, undrawn / drawn)", "return kinds.TwoLevel(self.batch, records, undrawn / drawn / 2)",
         "a record that is not drawn still moves the full mean",
-        "tests/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
+        "tests/rounding/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
     ),
     Mutant(
         "mask-hides-squared", "silodp/privacy/kinds.py",
