@@ -150,6 +150,19 @@ def refusal(server: SiloServer | None, query: str, round: int, *public: np.ndarr
     return header["reason"]
 
 
+def test_an_error_of_the_compiled_program_is_not_passed_on():
+    """Its text may quote numbers of the records."""
+    silo = started(agreed())
+
+    def broken(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("cannot round 31.4159")
+
+    silo.compiled["ask", "value"] = broken
+    told = refusal(silo, "value", 0, X0)
+    assert "no noise could be drawn" in told and "31.4159" not in told
+    assert silo.round == -1 and not silo.answered
+
+
 @pytest.fixture(scope="module")
 def answered() -> SiloServer:
     """A silo that has answered rounds 0 to 3 of its plan, with all the refusals in between."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from silodp import gradients
+from silodp.algorithms.mu2 import Mu2
 from silodp.algorithms.soteria import RENEWED, SHORT_RUN
 from silodp.channels.trusted import Trusted, weighted
-from silodp.core import RecordMean, Release, Statistic
+from silodp.core import RecordMean, Release, Statistic, distance
 from silodp.doubles import Double, exact, two_product
 from silodp.gradients import Regularised, dense, embed
-from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, in_runs, whole_runs
+from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, clip_factor, in_runs, whole_runs
 from silodp.gradients.structure import find_structure
 from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN, block_size
+from silodp.prox import build_prox
 from silodp.randomness import SystemRandomness
-from silodp.sampling import Batch, Full, Poisson, TwoLevel
+from silodp.sampling import Batch, Cumulative, Full, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")
 PLAIN = {25_000: 4, 50_000: 8, 200_000: 32}  # times its bound that a plain float32 sum moves (docs/privacy.md)
@@ -246,3 +250,42 @@ def test_a_trusted_server_averages_both_halves():
     np.testing.assert_allclose(exact(arrived.exact) - 1, 1e-9, rtol=1e-5)
     both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), arrived)
     np.testing.assert_allclose(exact(weighted(both, jnp.array([0.5, 0.5]))) - 1, 1e-9, rtol=1e-5)
+
+
+def test_a_norms_own_rounding_is_counted_against_its_record():
+    factor = float(clip_factor(jnp.array([4.0]), jnp.float32(1), 1000)[0])
+    assert 0.5 * (1 - 600 * UNIT) < factor < 0.5 * (1 - 500 * UNIT)
+
+
+def test_a_norm_that_may_have_underflown_counts_as_the_largest_that_could_have():
+    factors = clip_factor(jnp.array([0.0, 1e-31]), jnp.float32(1e-16), 1)
+    assert float(factors.max()) < 0.1 + 1e-6
+    assert float(clip_factor(jnp.zeros(1), jnp.float32(1), 1)[0]) == 1
+
+
+def test_the_worst_rounding_of_a_penalised_norm_is_counted_against_its_record():
+    """Gradient and penalty are partly opposite, and their products are rounded 4,096 times on the way to the norm."""
+    d, clip = 4096, 1e-3
+    rng = np.random.default_rng(7)
+    point = jnp.asarray(np.abs(rng.normal(size=(1, d))), jnp.float32)
+    loss = Regularised(linear, lambda w: jnp.sum(w**2) / 2)
+    record = np.float32(-np.asarray(point) * (1 + np.abs(rng.normal(size=(1, d)))))
+    alone = gradients.clipped_sum(loss, [point], [1.0], record, jnp.ones(1), clip, engine="structured")
+    assert np.linalg.norm(exact(alone)) <= clip * (1 - 4 * d * UNIT)
+
+
+@pytest.mark.parametrize(("apart", "told"), [(1e-16, False), (2e-15, True)])
+def test_points_that_float32_cannot_tell_apart_have_no_distance(apart, told):
+    assert bool(distance(jnp.zeros(3), jnp.array([apart, 0, 0])) > 0) is told
+
+
+def test_mu2_releases_both_halves_of_its_running_sum():
+    change = Release(jnp.ones(2), jnp.float32(1), "value", rest=jnp.full(2, 2e-9))
+    silo = SimpleNamespace(
+        round=0,
+        memory=Double(jnp.ones(2), jnp.full(2, 1e-9)),
+        mean=lambda *_: SimpleNamespace(release=lambda: change),
+    )
+    algorithm = Mu2(jnp.float32(1), build_prox("none"), 1.0, 1.0, Cumulative(1))
+    released = algorithm.corrected(silo, jnp.zeros(2), jnp.zeros(2))
+    np.testing.assert_allclose(exact(released.exact) - 2, 3e-9, rtol=1e-5)
