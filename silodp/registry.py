@@ -57,6 +57,7 @@ SENTENCES = {
 
 # A name that becomes an algorithm once public facts are known (silodp.plan.auto): for tables, DP-GD.
 AUTO, AUTO_IS = "auto", "dp-gd"
+AUTO_SENTENCE = "everything is chosen from public facts: features whitened by their private second moment, then dp-gd"
 
 ALGORITHMS = {name: f"silodp.algorithms.{family}:ENTRIES" for family, all_ in FAMILIES.items() for name in all_}
 OWN: dict[str, dict[str, str]] = {

@@ -24,6 +24,7 @@ n: records of a silo, b: batch, K: local steps, R: rounds, N: silos, d: paramete
 
 def print_overview() -> None:
     """All names, from the registry alone: no family's file is imported."""
+    told(f"{registry.AUTO}: {registry.AUTO_SENTENCE}")
     for family, names in registry.FAMILIES.items():
         told(f"{family}: {registry.SENTENCES[family]}\n  {', '.join(names)}")
     outside = [name for name in registry.names("algorithm") if not registry.is_own("algorithm", name)]

@@ -213,7 +213,7 @@ def test_show(whole):
 
 def test_list_names_everything():
     listed = json.loads(silodp("list", "--json").output)
-    assert [row["name"] for row in listed["algorithms"]] == list(REGISTRY)
+    assert [row["name"] for row in listed["algorithms"]] == ["auto", *REGISTRY]
     assert listed["datasets"] == sorted(DATASETS)
     assert "dirichlet" in listed["partitions"]
     assert "spider" in silodp("list").output

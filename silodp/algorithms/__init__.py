@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from silodp import registry
@@ -58,7 +59,8 @@ REGISTRY = Registry()
 
 def find(name: str) -> Entry:
     """The entry of an algorithm: the library's own, registered, of another package, or `module:Class`."""
-    name = registry.AUTO_IS if name == registry.AUTO else name
+    if name == registry.AUTO:
+        return replace(REGISTRY[registry.AUTO_IS], summary=registry.AUTO_SENTENCE, theory=None, printed=None)
     if name in REGISTRY:
         return REGISTRY[name]
     from silodp.algorithms.entry import Entry
