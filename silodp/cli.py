@@ -17,6 +17,7 @@ from rich.console import Console
 
 from silodp import __version__, registry
 from silodp.cli_schema import app as schema
+from silodp.compiler import compile_quickly
 from silodp.config import load_config
 from silodp.errors import ConfigError, Refused
 from silodp.run.directory import RunDirectory, is_resumable, new_path, refuse_existing
@@ -171,6 +172,7 @@ def audit(
         for kind, given in (("algorithm", algorithm), ("channel", trust)):
             if given is not None:
                 registry.check(kind, given)
+        compile_quickly()  # a program for every row, run once
         from silodp.audit import audit as execute
         from silodp.audit import plain, render
 

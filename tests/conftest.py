@@ -12,10 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from silodp.compiler import compile_quickly
+
 # Before JAX is imported: compiling is most of what the tests do, and a compiler that optimises nothing is done in a
 # third of the time. `make test-all`, and in `make test` the tests of rounding, take the one that users have.
 if os.environ.get("SILODP_TESTS_COMPILER") != "optimising":
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0")
+    compile_quickly()
 # Workers and silo processes share what any of them compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
