@@ -1,4 +1,4 @@
-"""The command line: demo, run, sweep, resume, show, list, account, audit, check, reproduce, schema.
+"""The command line: demo, run, sweep, resume, show, list, plan, account, audit, check, reproduce, schema.
 
 What needs JAX is imported inside a command, after the config has been read and accepted.
 """
@@ -27,6 +27,7 @@ from silodp.show import (
     console,
     print_account,
     print_algorithm,
+    print_expectations,
     print_findings,
     print_outcomes,
     print_overview,
@@ -268,6 +269,20 @@ def account(
             print(json.dumps(result, indent=2))
         else:
             print_account(result)
+
+
+@app.command()
+def plan(config: ConfigPath, set: Overrides = None, json_: AsJson = False) -> None:
+    """What would be run and with how much noise, and what other trust models would buy; no record is looked at."""
+    with refusals():
+        parsed = load_config(config, set)
+        from silodp.plan.expect import expectations
+
+        told = expectations(parsed)
+        if json_:
+            print(json.dumps(told, indent=2))
+        else:
+            print_expectations(told)
 
 
 @app.command()

@@ -128,6 +128,24 @@ def print_chosen(options: dict[str, Any]) -> None:
         console.print(f"chosen by theory: {shown}", markup=False, highlight=False)
 
 
+def print_expectations(expected: dict[str, Any]) -> None:
+    """What `silodp plan` tells."""
+    told(f"{expected['records']} records in {expected['silos']} silos, {expected['parameters']} parameters")
+    if expected["whiten"] is not None:
+        share = expected["whiten"]["share"]
+        told(f"first the features' second moment ({share:.0%} of the budget), which whitens them; then:")
+    told("  " + ", ".join(f"{key} {value}" for key, value in expected["chosen"].items()))
+    noise = Table("stream", "releases", "noise of one, in clip norms", title="on the average of all silos")
+    for row in expected["noise"]:
+        noise.add_row(row["stream"], str(row["releases"]), "-" if row["length"] is None else f"{row['length']:.3g}")
+    console.print(noise)
+    trust = Table("trust model", "noise of a number, in clip norms", "relative", title="what trust buys")
+    for row in expected["trust"]:
+        cells = ["not here" if row[key] is None else f"{row[key]:.3g}" for key in ("noise", "relative")]
+        trust.add_row(row["trust"], *cells)
+    console.print(trust)
+
+
 def print_account(result: dict[str, Any]) -> None:
     how = f"{result['calibration']} calibration, delta {result['delta']:g}"
     title = f"{result['algorithm']}, trust model {result['trust']}, {how}"
