@@ -59,9 +59,9 @@ SENTENCES = {
 AUTO, AUTO_IS = "auto", "dp-gd"
 AUTO_SENTENCE = "everything is chosen from public facts: features whitened by their private second moment, then dp-gd"
 
-ALGORITHMS = {name: f"silodp.algorithms.{family}:ENTRIES" for family, all_ in FAMILIES.items() for name in all_}
 OWN: dict[str, dict[str, str]] = {
-    "algorithm": {AUTO: ALGORITHMS[AUTO_IS], **ALGORITHMS},
+    "algorithm": {AUTO: "silodp.algorithms.gradient:ENTRIES"}
+    | {name: f"silodp.algorithms.{family}:ENTRIES" for family, all_ in FAMILIES.items() for name in all_},
     "channel": {
         "trusted": "silodp.channels.trusted:Trusted",
         "untrusted": "silodp.channels.untrusted:Untrusted",
@@ -122,6 +122,11 @@ def close(allowed: Iterable[str] = ()) -> None:
     """From now on nothing from outside is imported in this process, except names that its operator lists."""
     global _allowed
     _allowed = set(allowed)
+
+
+def algorithms() -> list[str]:
+    """The library's own, without the name that becomes one of them."""
+    return [name for name in OWN["algorithm"] if name != AUTO]
 
 
 def names(kind: str) -> list[str]:

@@ -73,6 +73,7 @@ def write_silos(folder: Path, tree: dict[str, Any]) -> Path:
     return config
 
 
+gc.set_threshold(500_000, 20, 100)
 MOST_MAPS = 20_000  # of 65,530 that Linux allows a process; every compiled program takes a few
 
 

@@ -43,15 +43,15 @@ class Registry(Mapping[str, "Entry"]):
     """The library's own entries by name; a family's file is imported when one of its names is looked up."""
 
     def __getitem__(self, name: str) -> Entry:
-        if name not in registry.ALGORITHMS:
+        if name not in registry.algorithms():
             raise KeyError(name)
         return registry.find("algorithm", name)[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(registry.ALGORITHMS)
+        return iter(registry.algorithms())
 
     def __len__(self) -> int:
-        return len(registry.ALGORITHMS)
+        return len(registry.algorithms())
 
 
 REGISTRY = Registry()
