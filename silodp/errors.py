@@ -38,4 +38,4 @@ class Refused(ValueError):
 
 
 class SilodpWarning(UserWarning):
-    """What is allowed and costs more than it seems to: a weak promise, or a silo that brings more noise than records."""
+    """What is allowed and costs more than it seems to: a weak promise, or a silo that brings more noise than data."""

@@ -82,7 +82,8 @@ class SiloEstimator(BaseEstimator):
         return self._checked(X, reset=False) if self.schema_ is None else self.schema_.features(X)
 
     def _scores(self, X: Any) -> Float64[np.ndarray, "n k"]:
-        return self._predictor.scores(self._features(X))
+        features = self._features(X)  # first: it tells when nothing is fitted
+        return self._predictor.scores(features)
 
     def _truth(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows to predict and what is true of them, where y may be a column's name."""

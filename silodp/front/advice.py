@@ -45,10 +45,11 @@ def _of_budget(records: int, epsilon: float | None, delta: float) -> Iterator[st
 def _of_silos(data: FederatedData) -> Iterator[str]:
     total, silos = sum(data.sizes), len(data.silos)
     few = [size for size in data.sizes if size < FEW_RECORDS]
+    share = 100 * sum(few) / total
     if few:
         yield (
-            f"silo: {len(few)} of {silos} have fewer than {FEW_RECORDS} records, {100 * sum(few) / total:.2g} % of all; "
-            "where silos add their own noise, each adds as much as the largest; join them with others, or leave them out"
+            f"silo: {len(few)} of {silos} have fewer than {FEW_RECORDS} records ({share:.2g} % of all); "
+            "where silos add their own noise, each adds as much as the largest: join it with another, or leave it out"
         )
     lacking = sum(len(np.unique(np.asarray(silo.targets))) < len(data.classes) for silo in data.silos)
     if lacking:

@@ -75,7 +75,9 @@ def read(directory: Path, estimators: set[str]) -> tuple[dict[str, Any], dict[st
 def index_of(directory: Path) -> dict[str, Any]:
     path = directory / INDEX
     if not path.is_file():
-        raise ConfigError(f"{str(directory)!r}: no model is saved here ({INDEX} is not there); give the directory of one")
+        raise ConfigError(
+            f"{str(directory)!r}: no model is saved here ({INDEX} is not there); give the directory of one"
+        )
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -91,7 +93,9 @@ def check_format(directory: Path, told: Mapping[str, Any], estimators: set[str])
         raise ConfigError(f"{path}: format {number!r} is not known; save the model again")
     if number > FORMAT:
         by = told.get("versions", {}).get("silodp", "unknown")
-        raise ConfigError(f"{path}: format {number} of silodp {by}, this version reads up to {FORMAT}; install a later one")
+        raise ConfigError(
+            f"{path}: format {number} of silodp {by}, this version reads up to {FORMAT}; install a later one"
+        )
     lacking = sorted((KEYS | {"files"}) - told.keys())
     if lacking or not {MODEL, REPORT, CERTIFICATE} <= told["files"].keys():
         raise ConfigError(f"{path}: {', '.join(lacking) or 'files'} incomplete; save the model again")

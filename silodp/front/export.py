@@ -69,7 +69,7 @@ def raw_table(
 def interval_of(given: Any) -> tuple[float, float]:
     if given is None:
         raise ConfigError(
-            "target_range is missing: give (lowest, highest) of the target, known beforehand, or a schema with its range"
+            "target_range is missing: give the lowest and highest target, known beforehand, or a schema with its range"
         )
     numbers = [float(x) for x in given] if np.shape(given) == (2,) else []
     if len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:

@@ -62,9 +62,9 @@ class Network:
 
         from silodp.models import build_model
 
-        given = {name: tuple(value) if name == "hidden" else value for name, value in self.section.items()}
-        given.pop("engine", None)
-        model = build_model(given.pop("kind"), inputs=self.inputs, outputs=self.outputs, **given)
+        given: dict[str, Any] = {name: self.section[name] for name in self.section if name not in ("kind", "engine")}
+        given["hidden"] = tuple(given.get("hidden", ()))
+        model = build_model(self.section["kind"], inputs=self.inputs, outputs=self.outputs, **given)
         params: dict[str, Any] = {}
         for path, array in self.arrays.items():
             _, layer, part = path.split("/")

@@ -18,7 +18,9 @@ from silodp.errors import ConfigError
 
 ONE_SILO = "all records"
 SchemaLike = Schema | Mapping[str, Any] | Path | str
-AS_GIVEN = Note(False, "features are used as given: what was fitted on records to make them (a scaler, a list of values)")
+AS_GIVEN = Note(
+    False, "features are used as given: what was fitted on records to make them (a scaler, a list of values)"
+)
 
 
 class Rows(NamedTuple):
@@ -99,7 +101,9 @@ def plain_rows(X: Any, y: Any, silo: Any) -> Rows:
 
 def check_column(X: Any, name: str, what: str) -> None:
     if not isinstance(X, pd.DataFrame):
-        raise ConfigError(f"{what} = {name!r}: names a column, X is a {type(X).__name__}; give a DataFrame, or an array")
+        raise ConfigError(
+            f"{what} = {name!r}: names a column, X is a {type(X).__name__}; give a DataFrame, or an array"
+        )
     found = list(X.columns).count(name)
     if found != 1:
         told = "is not a column of the frame; name one that is" if not found else "occurs twice; rename one column"
@@ -153,9 +157,13 @@ def federated(rows: Rows, classes: tuple[str, ...], notes: tuple[Note, ...]) -> 
     few = sum(len(part) < 2 for part in parts)
     if few:
         # names are not told: the column may be the wrong one, with a name for each record
-        raise ConfigError(f"silo: {few} of {len(parts)} silos have n_samples=1 record; name another column, or drop them")
+        raise ConfigError(
+            f"silo: {few} of {len(parts)} silos have n_samples=1 record; name another column, or drop them"
+        )
     held = [SiloData(str(name), rows.features[p], rows.targets[p]) for name, p in zip(names, parts, strict=True)]
     if not np.isfinite(rows.features).all():
         raise ConfigError("X: holds infinity, NaN or values beyond float32; fill in or drop such records")
     task = "classification" if classes else "regression"
-    return FederatedData("records", tuple(held), None, task, classes, (*notes, Note(True, f"{len(held)} silos as given")))
+    return FederatedData(
+        "records", tuple(held), None, task, classes, (*notes, Note(True, f"{len(held)} silos as given"))
+    )

@@ -17,7 +17,9 @@ NOT_MEASURED = "No accuracy is reported: score(X, y) measures it on records of y
 
 def report(title: str, certificate: Mapping[str, Any] | None, delta_by_default: bool) -> str:
     if certificate is None:
-        return "\n".join([title, "", SIMULATION, "", "No epsilon was given: the model is not private.", NOT_MEASURED, ""])
+        return "\n".join(
+            [title, "", SIMULATION, "", "No epsilon was given: the model is not private.", NOT_MEASURED, ""]
+        )
     return "\n".join([
         title, "", SIMULATION, "", *promise(certificate, delta_by_default), "", *table(certificate["silos"]), "",
         "Not covered:", *(f"  - {line}" for line in certificate["outside_the_guarantee"]),
@@ -28,11 +30,12 @@ def report(title: str, certificate: Mapping[str, Any] | None, delta_by_default: 
 
 def promise(certificate: Mapping[str, Any], delta_by_default: bool) -> list[str]:
     worst = max(certificate["silos"], key=lambda silo: silo["epsilon"])
-    epsilon, chosen = worst["epsilon"], ", chosen as min(1e-5, 1/(10 n))" if delta_by_default else ""
+    epsilon, delta = worst["epsilon"], rounded_up(worst["delta"])
+    chosen = ", chosen as min(1e-5, 1/(10 n))" if delta_by_default else ""
     return [
-        f"Promise for every record of every silo: epsilon {rounded_up(epsilon)}, delta {rounded_up(worst['delta'])}{chosen}.",
-        f"In words: who is 1 % sure of something about one record is at most {100 * suspicion(epsilon):.3g} % sure after "
-        f"seeing everything that was released, except with probability about {rounded_up(worst['delta'])}.",
+        f"Promise for every record of every silo: epsilon {rounded_up(epsilon)}, delta {delta}{chosen}.",
+        f"In words: somebody who is 1 % sure of something about one record is at most {100 * suspicion(epsilon):.3g} % "
+        f"sure after seeing everything that was released, except with probability about {delta}.",
         f"Seen: {certificate['adversary_sees']}.",
         "These must be honest: " + "; ".join(certificate["honest"]) + ".",
     ]
