@@ -30,8 +30,7 @@ KEYS = {"estimator", "options", "model", "schema", "features", "inputs", "plan",
 
 
 def write(directory: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray], report: str) -> Path:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"{str(directory)!r}: exists and is not an empty directory; give a new one")
+    check_free(directory)
     files = {
         MODEL: save({name: np.asarray(array, order="C") for name, array in arrays.items()}),
         CERTIFICATE: certificate_text(told["certificate"]).encode(),
@@ -50,6 +49,11 @@ def write(directory: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndar
         (directory / name).write_bytes(content)
     (directory / INDEX).write_text(text, encoding="utf-8")  # last: a directory without it is no bundle
     return directory
+
+
+def check_free(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"{str(directory)!r}: exists and is not an empty directory; give a new one")
 
 
 def certificate_text(certificate: Mapping[str, Any] | None) -> str:

@@ -23,7 +23,7 @@ def report(title: str, certificate: Mapping[str, Any] | None, delta_by_default: 
     return "\n".join([
         title, "", SIMULATION, "", *promise(certificate, delta_by_default), "", *table(certificate["silos"]), "",
         "Not covered:", *(f"  - {line}" for line in certificate["outside_the_guarantee"]),
-        *(f"  - {persons(silo)}" for silo in certificate["silos"][:1]),
+        f"  - {persons(certificate['silos'])}",
         "", NOT_MEASURED, "",
     ])  # fmt: skip
 
@@ -51,6 +51,6 @@ def table(silos: list[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def persons(silo: Mapping[str, Any]) -> str:
-    several = silo["several_records_of_one_person"][0]
+def persons(silos: list[Mapping[str, Any]]) -> str:
+    several = max((silo["several_records_of_one_person"][0] for silo in silos), key=lambda group: group["epsilon"])
     return f"a person with {several['records']} records in a silo has epsilon {rounded_up(several['epsilon'])}"
