@@ -152,13 +152,14 @@ def checked_rows(model: Any, frame: pd.DataFrame, source: str) -> pd.DataFrame:
 
 
 def numbers(frame: pd.DataFrame, names: list[str], source: str) -> pd.DataFrame:
+    import numpy as np
     import pandas as pd
 
     lacking = [name for name in names if name not in frame.columns]
     if lacking:
         raise ConfigError(f"{source}: column {', '.join(lacking)} is not there; add it")
-    table = frame[names].apply(pd.to_numeric, errors="coerce")
-    wrong = [name for name in names if table[name].isna().any()]
+    columns = {name: np.asarray(pd.to_numeric(frame[name], errors="coerce"), np.float64) for name in names}
+    wrong = [name for name, column in columns.items() if np.isnan(column).any()]
     if wrong:
         raise ConfigError(f"{source}: column {', '.join(wrong)}: some rows are no numbers; correct them")
-    return table
+    return pd.DataFrame(columns)

@@ -72,7 +72,7 @@ class SiloEstimator(BaseEstimator):
         try:
             return validate_data(self, X, *y, reset=reset, **numbers)  # pyright: ignore[reportArgumentType]
         except ValueError as error:
-            if "could not convert" not in str(error):
+            if not any(words in str(error) for words in ("could not convert", "bytes/strings")):
                 raise
         # scikit-learn quotes the cell
         raise ConfigError("X or y: holds text where numbers are needed; give schema=, or numbers")

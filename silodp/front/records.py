@@ -18,9 +18,7 @@ from silodp.errors import ConfigError
 
 ONE_SILO = "all records"
 SchemaLike = Schema | Mapping[str, Any] | Path | str
-AS_GIVEN = Note(
-    False, "features are used as given: what was fitted on records to make them (a scaler, a list of values)"
-)
+AS_GIVEN = Note(False, "features are used as given: what was fitted on records to make them, such as a scaler")
 
 
 class Rows(NamedTuple):
@@ -62,9 +60,9 @@ def with_target(schema: Schema, frame: Any, y: Any) -> pd.DataFrame:
 
 def encoded_rows(schema: Schema, frame: Any, y: Any, silo: Any) -> Rows:
     table = with_target(schema, frame, y)
+    labels = None if silo is None or isinstance(silo, str) else silo_labels(silo, len(table))
     encoded = schema.encode(table)
-    labels = encoded.silos if silo is None or isinstance(silo, str) else silo_labels(silo, len(table))
-    return Rows(encoded.features, encoded.targets, labels)
+    return Rows(encoded.features, encoded.targets, encoded.silos if labels is None else labels)
 
 
 def public_scale(schema: Schema) -> float:
@@ -101,9 +99,7 @@ def plain_rows(X: Any, y: Any, silo: Any) -> Rows:
 
 def check_column(X: Any, name: str, what: str) -> None:
     if not isinstance(X, pd.DataFrame):
-        raise ConfigError(
-            f"{what} = {name!r}: names a column, X is a {type(X).__name__}; give a DataFrame, or an array"
-        )
+        raise ConfigError(f"{what} = {name!r}: a column, but X is a {type(X).__name__}; give a DataFrame or an array")
     found = list(X.columns).count(name)
     if found != 1:
         told = "is not a column of the frame; name one that is" if not found else "occurs twice; rename one column"
@@ -157,13 +153,10 @@ def federated(rows: Rows, classes: tuple[str, ...], notes: tuple[Note, ...]) -> 
     few = sum(len(part) < 2 for part in parts)
     if few:
         # names are not told: the column may be the wrong one, with a name for each record
-        raise ConfigError(
-            f"silo: {few} of {len(parts)} silos have n_samples=1 record; name another column, or drop them"
-        )
+        raise ConfigError(f"silo: {few} of {len(parts)} have 1 sample only; name another column, or drop these records")
     held = [SiloData(str(name), rows.features[p], rows.targets[p]) for name, p in zip(names, parts, strict=True)]
     if not np.isfinite(rows.features).all():
         raise ConfigError("X: holds infinity, NaN or values beyond float32; fill in or drop such records")
     task = "classification" if classes else "regression"
-    return FederatedData(
-        "records", tuple(held), None, task, classes, (*notes, Note(True, f"{len(held)} silos as given"))
-    )
+    told = (*notes, Note(True, f"{len(held)} silos as given"))
+    return FederatedData("records", tuple(held), None, task, classes, told)

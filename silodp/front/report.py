@@ -14,12 +14,12 @@ SIMULATION = (
 )
 NOT_MEASURED = "No accuracy is reported: score(X, y) measures it on records of yours, and no epsilon covers that."
 
+NO_EPSILON = "No epsilon was given: the model is not private."
+
 
 def report(title: str, certificate: Mapping[str, Any] | None, delta_by_default: bool) -> str:
     if certificate is None:
-        return "\n".join(
-            [title, "", SIMULATION, "", "No epsilon was given: the model is not private.", NOT_MEASURED, ""]
-        )
+        return "\n".join([title, "", SIMULATION, "", NO_EPSILON, NOT_MEASURED, ""])
     return "\n".join([
         title, "", SIMULATION, "", *promise(certificate, delta_by_default), "", *table(certificate["silos"]), "",
         "Not covered:", *(f"  - {line}" for line in certificate["outside_the_guarantee"]),
