@@ -59,6 +59,9 @@ class SiloEstimator(BaseEstimator):
         """
         return fit_with(self, silent, X, y, silo, schema)
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_predictor")
+
     def _rows(self, X: Any, y: Any, silo: Any) -> Rows:
         """Records of arrays or of a frame of numbers, as scikit-learn checks them."""
         rows = records.plain_rows(X, y, silo)
@@ -168,6 +171,7 @@ def fit_with(
     estimator: Any, progress: Progress, X: Any, y: Any = None, silo: Any = None, schema: SchemaLike | None = None
 ) -> Any:
     """`estimator.fit`, showing how far it is."""
+    vars(estimator).pop("_predictor", None)  # a fit that fails leaves nothing to predict with
     known = None if schema is None else records.schema_for(schema, y, silo, estimator._task)
     rows = estimator._rows(X, y, silo) if known is None else records.encoded_rows(known, X, y, silo)
     estimator.schema_ = known

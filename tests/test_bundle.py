@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -156,6 +157,14 @@ def test_what_is_no_bundle_is_told(tmp_path):
             silodp.load(tmp_path)
 
 
+def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
+    clf = copy.copy(fitted())
+    clf.classes_ = np.array(["2020-01-01", "2021-01-01"], "datetime64[D]")
+    with pytest.raises(ConfigError, match="a class or an option is a date, which JSON cannot hold"):
+        clf.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_nothing_is_overwritten(saved, tmp_path):
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     with pytest.raises(ConfigError, match="exists and is not an empty directory; give a new one"):
@@ -178,6 +187,6 @@ def test_networks_numbers_and_bare_arrays_come_back_too(tmp_path):
     assert back.classes_.dtype == clf.classes_.dtype and back.predict(X).tolist() == clf.predict(X).tolist()
     assert back.predict_proba(X).tobytes() == clf.predict_proba(X).tobytes()
     assert pickle.loads(pickle.dumps(clf)).predict_proba(X).tobytes() == clf.predict_proba(X).tobytes()
-    number = silodp.SiloRegressor(epsilon=5.0, target_range=(-3, 3), random_state=0).fit(X, X[:, 0])
+    number = silodp.SiloRegressor(epsilon=np.float32(5), target_range=np.array([-3, 3]), random_state=0).fit(X, X[:, 0])
     same = silodp.load(number.save(tmp_path / "number"))
     assert same.predict(X).tobytes() == number.predict(X).tobytes() and same.target_range == [-3, 3]

@@ -190,6 +190,15 @@ def test_coefficients_on_raw_columns_give_the_same_scores():
     np.testing.assert_allclose(scores, clf.decision_function(rows)[inside], rtol=1e-4, atol=1e-5)
 
 
+def test_a_fit_that_fails_leaves_nothing_to_predict_with():
+    clf = copy.copy(fitted())
+    with pytest.raises(ConfigError, match="'bmi'"):
+        clf.fit(raw().assign(bmi=1), silo="hospital", schema=SCHEMA)
+    with pytest.raises(NotFittedError):
+        clf.predict(FRESH)
+    assert fitted().predict(FRESH).shape == (600,)
+
+
 def test_a_product_is_the_product():
     left, right = RNG.normal(size=(7, 5)), RNG.normal(size=(5, 2))
     np.testing.assert_allclose(product(left, right), left @ right, rtol=1e-13)
@@ -375,6 +384,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no schema for missing cells": (
         plain(NUMBERS.assign(p=np.nan)), "columns 'p': missing cells; give schema= with missing"),
     "text in an array": (plain(np.array([[CELL]] * 600), THREE), "X or y: holds text where numbers are needed"),
+    "text among numbers": (plain(np.array([[CELL, 1]] * 600, object), THREE), "X or y: holds text where numbers are"),
+    "text as numbers": (
+        lambda: silodp.SiloRegressor(target_range=(0, 1)).fit(X, np.array([CELL] * 600, object)), "X or y: holds text"),
     "no such target": (plain(y="z"), "y = 'z': is not a column of the frame; name one that is"),
     "no such silo": (plain(silo="z"), "silo = 'z': is not a column of the frame; name one that is"),
     "the target as silo": (plain(silo="y"), "silo = 'y' is the target too; name another column"),

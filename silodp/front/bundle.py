@@ -43,12 +43,20 @@ def write(directory: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndar
         "versions": versions(),
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    text = json.dumps(index, indent=2, allow_nan=False) + "\n"  # before anything is written: it may refuse
+    text = json.dumps(index, indent=2, allow_nan=False, default=plain) + "\n"  # first: it may refuse
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (directory / name).write_bytes(content)
     (directory / INDEX).write_text(text, encoding="utf-8")  # last: a directory without it is no bundle
     return directory
+
+
+def plain(part: Any) -> Any:
+    """NumPy's numbers and arrays as JSON can hold them."""
+    if isinstance(part, np.generic | np.ndarray):
+        return part.tolist()
+    kind = type(part).__name__
+    raise ConfigError(f"save: a class or an option is a {kind}, which JSON cannot hold; use texts and numbers")
 
 
 def check_free(directory: Path) -> None:
