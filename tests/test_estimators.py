@@ -223,7 +223,7 @@ def test_every_choice_reaches_the_config():
     plain = asked(random_state=5)
     assert (plain.algorithm.name, plain.model.kind, plain.algorithm.weights) == ("auto", "logistic", "size")
     assert (plain.privacy.epsilon, plain.privacy.delta, plain.run.seed) == (1.0, 1e-6, 5)
-    assert plain.whiten is not None and plain.whiten.scale == pytest.approx((1 / 3 + 1 + 1 + 1 / 3 + 0.5) ** -0.5)
+    assert plain.whiten is not None and plain.whiten.scale == pytest.approx((1 / 9 + 1 + 1 + 1 / 3 + 0.5) ** -0.5)
     spider = silodp.algorithms.Spider(rounds=4, restart=2, step_size=0.3, clip=1.0, clip_difference=0.5)
     other = asked(algorithm=spider, model={"kind": "mlp", "hidden": [4]}, trust="trusted", weights="equal")
     assert (other.algorithm.name, other.algorithm.restart, other.algorithm.weights) == ("spider", 2, "equal")
@@ -432,5 +432,5 @@ def test_there_are_enough_mistakes():
 def test_a_scale_is_taken_from_the_kinds_alone():
     number = {"kind": "number", "range": [0, 1]}
     tree = {"target": SCHEMA["target"], "columns": {"a": number, "b": number, "c": number}}
-    assert records.public_scale(silodp.Schema.read(tree)) == pytest.approx(1.0)
+    assert records.public_scale(silodp.Schema.read(tree)) == pytest.approx(3**0.5)
     assert jax.config.jax_enable_x64 is False and Path.cwd()  # the estimators change no setting of JAX
