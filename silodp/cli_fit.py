@@ -61,7 +61,8 @@ def fit(
         frame, labels = read_files(known, files)
         from rich.console import Console
 
-        from silodp.estimators import SiloClassifier, SiloRegressor, fit_with
+        from silodp.estimators import SiloClassifier, SiloRegressor
+        from silodp.front.estimator import fit_with
         from silodp.run.progress import bars
 
         console = Console(stderr=True)

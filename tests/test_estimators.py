@@ -26,8 +26,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 import silodp
 from silodp.data import FederatedData
 from silodp.errors import ConfigError, SilodpWarning
-from silodp.estimators import config_of, seed_of
 from silodp.front import advice, records
+from silodp.front.estimator import config_of, seed_of
 from silodp.front.predictor import Linear, margins, probabilities, product
 from tests.patients import SCHEMA, SIZES, fitted, raw
 
