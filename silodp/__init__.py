@@ -1,5 +1,6 @@
 """silodp: one model across silos, record-level differential privacy, no trusted server needed.
 
+`SiloClassifier`, `SiloRegressor` and `load` need an epsilon and give a model that can be used.
 `train`, `sweep`, `resume`, `account` and `audit` are what one does; `load_data`, `build_model` and `algorithms` make
 what they take. `Algorithm`, `Channel`, `Compressor`, `Randomizer` and `register` are for parts of one's own.
 """
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from silodp.data import Schema as Schema
     from silodp.data import load_data as load_data
     from silodp.errors import ConfigError as ConfigError
+    from silodp.estimators import SiloClassifier as SiloClassifier
+    from silodp.estimators import SiloRegressor as SiloRegressor
+    from silodp.estimators import load as load
     from silodp.facts import Facts as Facts
     from silodp.facts import Stream as Stream
     from silodp.models import Model as Model
@@ -46,6 +50,9 @@ _HOMES = {
     "resume": "silodp.run.runner",
     "account": "silodp.plan.account",
     "audit": "silodp.audit",
+    "SiloClassifier": "silodp.estimators",
+    "SiloRegressor": "silodp.estimators",
+    "load": "silodp.estimators",
     "load_data": "silodp.data",
     "load_model": "silodp.run.directory",
     "build_model": "silodp.models",

@@ -1,4 +1,4 @@
-"""The command line: demo, run, sweep, resume, show, list, plan, account, audit, check, reproduce, schema.
+"""The command line: demo, run, sweep, resume, show, list, plan, account, audit, check, reproduce, schema, fit, predict.
 
 What needs JAX is imported inside a command, after the config has been read and accepted.
 """
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from silodp import __version__, registry
+from silodp.cli_fit import fit, predict
 from silodp.cli_schema import app as schema
 from silodp.compiler import compile_quickly
 from silodp.config import load_config
@@ -37,6 +38,8 @@ from silodp.show import (
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(schema, name="schema")
+app.command()(fit)
+app.command()(predict)
 errors = Console(stderr=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="TOML file that describes the run", metavar="CONFIG.toml")]

@@ -25,6 +25,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 import tests.typed  # noqa: F401 (before silodp: it checks what is imported afterwards)
 from silodp.config import parse_config, to_toml
 from silodp.data import FederatedData, SiloData
+from tests.quick import is_slow, unfit
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 if SHARED.is_dir():
@@ -73,7 +74,37 @@ def write_silos(folder: Path, tree: dict[str, Any]) -> Path:
     return config
 
 
-gc.set_threshold(500_000, 20, 100)
+@pytest.hookimpl(tryfirst=True)  # before marks are chosen by, and xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_dear_cases(config, items)
+    share_runs(items)
+
+
+def share_runs(items: list[pytest.Item]) -> None:
+    """Tests of one algorithm and channel share a compiled run: keep them on one worker."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if item.path.name == "test_conformance.py" and {"name", "trust"} <= params.keys():
+            item.add_marker(pytest.mark.xdist_group(f"{params['name']}-{params['trust']}"))
+
+
+def leave_dear_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """To `make test-all` (tests/quick.py)."""
+    cases = {item: named_case(item) for item in items if isinstance(item, pytest.Function)}
+    for item, case in cases.items():
+        if is_slow(*case):
+            item.add_marker(pytest.mark.slow)
+    wrong = unfit(cases.values())
+    if wrong and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"tests/quick.py: no such case: {', '.join(wrong)}")
+
+
+def named_case(item: pytest.Function) -> tuple[str, str]:
+    called = getattr(item, "callspec", None)
+    return f"{item.path.stem}::{item.originalname}", "" if called is None else called.id
+
+
+gc.set_threshold(500_000, 20, 100)  # programs that were compiled are many objects, and none of them is garbage
 MOST_MAPS = 20_000  # of 65,530 that Linux allows a process; every compiled program takes a few
 
 
@@ -85,12 +116,3 @@ def pytest_runtest_teardown(item, nextitem):
 
         jax.clear_caches()
         gc.collect()
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """Tests of one algorithm and channel share a compiled run: keep them on one worker."""
-    for item in items:
-        params = getattr(getattr(item, "callspec", None), "params", {})
-        if item.path.name == "test_conformance.py" and {"name", "trust"} <= params.keys():
-            item.add_marker(pytest.mark.xdist_group(f"{params['name']}-{params['trust']}"))

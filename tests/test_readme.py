@@ -55,9 +55,11 @@ def started(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-CHECKED = """
+INSTALLED = """
 import silodp
 assert silodp.__file__.startswith({package!r}), silodp.__file__
+"""
+CHECKED = """
 assert run.history[-1]["test_accuracy"] > 0.8, run.history[-1]
 assert run.directory.is_relative_to("runs")
 """
@@ -65,10 +67,13 @@ assert run.directory.is_relative_to("runs")
 
 @pytest.mark.slow
 def test_the_readmes_python_runs_beside_the_clone(beside):
-    programs = blocks(README, "python")
+    first, *programs = (program + INSTALLED.format(package=str(PACKAGE)) for program in blocks(README, "python"))
     assert len(programs) == 2
     for program in programs:
-        started([sys.executable, "-c", program + CHECKED.format(package=str(PACKAGE))], beside)
+        started([sys.executable, "-c", program + CHECKED], beside)
+    told = started([sys.executable, "-c", first + "assert clf.score(patients, 'outcome') > 0.8\n"], beside)
+    assert "Promise for every record of every silo: epsilon 1, delta 1e-05" in told
+    assert (beside / "model" / "bundle.json").is_file()
 
 
 @pytest.mark.slow
@@ -78,6 +83,7 @@ def test_the_readmes_commands_run_beside_the_clone(beside):
     assert "(2, 1e-05)-DP" in told
     assert "The guarantee assumes that these are honest" in told
     assert "best by objective: not private" in told
+    assert "model in runs/model" in told and (beside / "runs" / "predictions.csv").is_file()
     assert REGISTRY["spider"].summary in told
 
 
@@ -144,7 +150,7 @@ def is_known(dotted: str) -> bool:
 
 # --- CONTRIBUTING ------------------------------------------------------------------------------------
 
-FOLDERS = ("data", "privacy", "channels", "algorithms", "plan", "run", "deploy", "audit", "reproduce")
+FOLDERS = ("data", "privacy", "channels", "algorithms", "plan", "run", "deploy", "audit", "reproduce", "front")
 
 
 def first_sentence(folder: str) -> str:

@@ -167,7 +167,10 @@ def test_the_average_of_the_last_iterates_is_the_result(tmp_path):
         ({"privacy": {"epsilon": 1.0, "trust": "shuffled"}}, "whiten: not under trust 'shuffled'"),
         ({"whiten": {"share": 1.0}}, r"whiten.share = 1.0: must be a finite number greater than 0 and less than 1"),
         ({"privacy": {"epsilon": 1.0, "calibration": "paper"}}, "whiten: no paper prints its noise"),
-        ({"algorithm": {"name": "auto"}, "privacy": {"epsilon": 1.0, "trust": "shuffled"}}, "no recipe under trust"),
+        (
+            {"algorithm": {"name": "auto"}, "privacy": {"epsilon": 1.0, "trust": "shuffled"}},
+            "not under trust 'shuffled'",
+        ),
         ({"algorithm": {"name": "auto"}, "model": {"kind": "mlp", "hidden": [3]}}, "no recipe for model.kind = 'mlp'"),
     ],
 )

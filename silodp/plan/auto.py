@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from silodp import registry
 from silodp.config import Config, parse_config
 from silodp.errors import ConfigError
 from silodp.facts import Facts
@@ -54,6 +55,11 @@ def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]
     kind = config.model.kind
     if kind not in RECIPES:
         raise ConfigError(f"algorithm.name = 'auto': no recipe for model.kind = {kind!r}; known: {', '.join(RECIPES)}")
+    trust = config.privacy.trust
+    if not getattr(registry.find("channel", trust), "gaussian", True):
+        raise ConfigError(
+            f"algorithm.name = 'auto': not under trust {trust!r}, which hides record by record; name an algorithm"
+        )
     if config.privacy.multipliers is not None:
         raise ConfigError("privacy.multipliers: algorithm 'auto' sets the noise itself; give privacy.epsilon, or gdp")
     recipe, private = RECIPES[kind], config.privacy.private

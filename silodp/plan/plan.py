@@ -262,9 +262,6 @@ def resolved(config: Config, facts: Facts) -> Config:
     """The config without `auto`."""
     if config.algorithm.name != AUTO:
         return config
-    if not channel_of(config, find(AUTO)).gaussian:
-        trust = config.privacy.trust
-        raise ConfigError(f"algorithm.name = 'auto': no recipe under trust {trust!r}; name an algorithm, e.g. mb-psgm")
     return chosen_config(config, facts, lambda trial: calibrated_plan(trial, facts).std_of_average("value"))
 
 

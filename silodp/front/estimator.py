@@ -1,0 +1,232 @@
+"""What classifier and regressor share: the way of a fit, checks of rows, and what a bundle keeps."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from silodp.config import AlgorithmConfig, Config, ModelConfig, parse_config
+from silodp.data.schema import Schema
+from silodp.data.types import FederatedData
+from silodp.errors import ConfigError
+from silodp.front import advice, bundle, export, records
+from silodp.front.fitting import fitted
+from silodp.front.predictor import predictor_of
+from silodp.front.records import Rows, SchemaLike
+from silodp.front.report import report
+from silodp.run.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from silodp.models import Model
+
+LARGEST_SEED = 2**31 - 1
+
+
+class SiloEstimator(BaseEstimator):
+    """All but what classes and numbers differ in."""
+
+    epsilon: float | None
+    delta: float | None
+    trust: str
+    algorithm: AlgorithmConfig | Mapping[str, Any] | str
+    model: Model | ModelConfig | Mapping[str, Any] | str | None
+    weights: str
+    random_state: Any
+    _task: str
+
+    def fit(self, X: Any, y: Any = None, *, silo: Any = None, schema: SchemaLike | None = None) -> Self:
+        """Train on all silos' records, in a simulation on this machine.
+
+        Args:
+            X: a DataFrame of raw rows, or an array of numbers about 1 in size.
+            y: the target's column of X, or one label or number for each row; left out, the schema's target.
+            silo: the column of X that names each record's silo, or one label for each row; left out, one silo.
+            schema: path, dict or `Schema`: the public description of raw rows. Without one, features are used as given.
+        """
+        return fit_with(self, silent, X, y, silo, schema)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_predictor")
+
+    def _rows(self, X: Any, y: Any, silo: Any) -> Rows:
+        """Records of arrays or of a frame of numbers, as scikit-learn checks them."""
+        rows = records.plain_rows(X, y, silo)
+        if rows.targets is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        features, targets = self._checked(rows.features, rows.targets)
+        return Rows(np.asarray(features, np.float32), targets, rows.silos)
+
+    def _checked(self, X: Any, *y: Any, reset: bool = True) -> Any:
+        numbers = {"y_numeric": self._task == "regression"} if y else {}
+        try:
+            return validate_data(self, X, *y, reset=reset, **numbers)  # pyright: ignore[reportArgumentType]
+        except ValueError as error:
+            if not any(words in str(error) for words in ("could not convert", "bytes/strings")):
+                raise
+        # scikit-learn quotes the cell
+        raise ConfigError("X or y: holds text where numbers are needed; give schema=, or numbers")
+
+    def _features(self, X: Any) -> Any:
+        check_is_fitted(self)
+        return self._checked(X, reset=False) if self.schema_ is None else self.schema_.features(X)
+
+    def _scores(self, X: Any) -> Float64[np.ndarray, "n k"]:
+        features = self._features(X)  # first: it tells when nothing is fitted
+        return self._predictor.scores(features)
+
+    def _truth(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Rows to predict and what is true of them, where y may be a column's name."""
+        check_is_fitted(self)
+        if self.schema_ is not None:
+            if isinstance(y, str) and y != self.schema_.target.name:
+                raise ConfigError(f"y = {y!r}: the schema's target is {self.schema_.target.name!r}; give this one")
+            table = records.with_target(self.schema_, X, y)
+            return table, self._original(self.schema_.targets(table))
+        if isinstance(y, str):
+            records.check_column(X, y, "y")
+            columns = getattr(self, "feature_names_in_", None)
+            return (X.drop(columns=y) if columns is None else X[list(columns)]), X[y]
+        return X, y
+
+    def _original(self, targets: Any) -> Any:
+        raise NotImplementedError
+
+    def save(self, directory: Path | str) -> Path:
+        """Write a bundle: model.safetensors, bundle.json, certificate.txt and report.txt. No seed and no history."""
+        check_is_fitted(self)
+        return bundle.write(Path(directory), self._told(), self._arrays, self.report_)
+
+    def _told(self) -> dict[str, Any]:
+        """All of the estimator that a bundle keeps, as JSON."""
+        if not self._arrays:
+            raise ConfigError("model: one of your own cannot be saved; use a kind of the library, e.g. model='mlp'")
+        plain = lambda part: part.model_dump(exclude_unset=True) if hasattr(part, "model_dump") else part
+        options = {name: plain(value) for name, value in self.get_params().items() if name != "random_state"}
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "estimator": type(self).__name__,
+            "options": options,
+            "model": self._section,
+            "schema": None if self.schema_ is None else self.schema_.to_dict(),
+            "features": {"count": int(self.n_features_in_), "names": None if names is None else list(names)},
+            "inputs": self._inputs,
+            "plan": self.plan_fingerprint_,
+            "certificate": self.certificate_,
+        }
+
+    def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
+        """What a bundle kept; the reverse of `_told`."""
+        self.schema_ = None if told["schema"] is None else Schema.read(told["schema"])
+        self.n_features_in_, names = told["features"]["count"], told["features"]["names"]
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        self.certificate_, self.report_, self.plan_fingerprint_ = told["certificate"], text, told["plan"]
+        self._section, self._inputs, self._arrays = told["model"], told["inputs"], arrays
+        self._predictor = predictor_of(self._section, arrays, self._inputs, self._outputs)
+
+    @property
+    def _outputs(self) -> int:
+        return 1
+
+    @property
+    def encoded_feature_names_(self) -> tuple[str, ...]:
+        """Of the columns that the model sees: those of the schema, or X's own."""
+        if self.schema_ is not None:
+            return self.schema_.feature_names
+        names = getattr(self, "feature_names_in_", None)
+        return tuple(f"x{i}" for i in range(self.n_features_in_)) if names is None else tuple(names)
+
+    def raw_coefficients(self) -> pd.DataFrame:
+        """Coefficients of a linear model, with those of numbers in the columns' own units.
+
+        A row for each encoded column and one for the intercept. A number out of its public range counts as the range's
+        end; categories, flags, days and orders stay as they are encoded.
+        """
+        coef, intercept = self._linear()
+        constants = {} if self.schema_ is None else records.raw_constants(self.schema_)
+        return export.raw_table(coef, intercept, self.encoded_feature_names_, constants, self._columns())
+
+    def _linear(self) -> tuple[Float64[np.ndarray, "k d"], Float64[np.ndarray, " k"]]:
+        raise NotImplementedError
+
+    def _columns(self) -> list[Any]:
+        raise NotImplementedError
+
+
+def fit_with(
+    estimator: Any, progress: Progress, X: Any, y: Any = None, silo: Any = None, schema: SchemaLike | None = None
+) -> Any:
+    """`estimator.fit`, showing how far it is."""
+    vars(estimator).pop("_predictor", None)  # a fit that fails leaves nothing to predict with
+    known = None if schema is None else records.schema_for(schema, y, silo, estimator._task)
+    rows = estimator._rows(X, y, silo) if known is None else records.encoded_rows(known, X, y, silo)
+    estimator.schema_ = known
+    if known is not None:
+        estimator.feature_names_in_ = np.array(list(known.used), dtype=object)
+        estimator.n_features_in_ = len(known.used)
+    data = estimator._silos(rows)
+    delta = advice.default_delta(sum(data.sizes)) if estimator.delta is None else estimator.delta
+    config, own = config_of(estimator, data, delta)
+    advice.warn(data, config.privacy.epsilon, delta)
+    done = fitted(config, data, own, progress)
+    estimator._arrays, estimator._predictor, estimator._section = done.arrays, done.predictor, done.section
+    estimator._inputs, estimator.plan_fingerprint_ = data.input_shape[0], done.fingerprint
+    estimator.history_, estimator.certificate_ = done.history, done.certificate
+    title = (
+        f"{type(estimator).__name__}: {config.model.kind if own is None else own.name} model by {done.algorithm}, "
+        f"trust {config.privacy.trust}, silos: {len(data.silos)}, records: {sum(data.sizes)}"
+    )
+    estimator.report_ = report(title, done.certificate, estimator.delta is None)
+    return estimator
+
+
+def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config, Model | None]:
+    """What the estimator asks for, and the model where it is an object."""
+    from silodp.models import Model
+    from silodp.plan.objects import config_from
+
+    own = estimator.model if isinstance(estimator.model, Model) else None
+    kind = estimator.model or default_kind(data)
+    section = {} if own is not None else plain_section(kind, "kind")
+    algorithm = {"weights": estimator.weights} | plain_section(estimator.algorithm, "name")
+    config = config_from(
+        algorithm=algorithm, channel=estimator.trust, epsilon=estimator.epsilon, delta=delta, model=section,
+        seed=seed_of(estimator.random_state),
+    )  # fmt: skip
+    if algorithm.get("name") != "auto" or estimator.schema_ is None:
+        return config, own
+    whiten = {"scale": records.public_scale(estimator.schema_)}
+    return parse_config(config.model_dump(exclude_unset=True) | {"whiten": whiten}), own
+
+
+def plain_section(given: Any, key: str) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {key: given}
+    if hasattr(given, "model_dump"):
+        return given.model_dump(exclude_unset=True)
+    if not isinstance(given, Mapping):
+        what = {"name": "algorithm", "kind": "model"}[key]
+        raise ConfigError(f"{what}: a {type(given).__name__}; give a name, or a dict of the {what} section")
+    return dict(given)
+
+
+def default_kind(data: FederatedData) -> str:
+    return "linear" if not data.classes else "logistic" if len(data.classes) == 2 else "softmax"
+
+
+def seed_of(random_state: Any) -> int:
+    """A whole number as it is; from the operating system when there is none."""
+    if random_state is None:
+        return secrets.randbelow(LARGEST_SEED)
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(LARGEST_SEED))

@@ -1,0 +1,56 @@
+"""What a fit promises, in plain words. Nothing in it was measured on records beyond what its epsilon covers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from silodp.digits import rounded_up
+from silodp.front.advice import suspicion
+
+SIMULATION = (
+    "This was a simulation on one machine. One process read the records of all silos, and its noise comes from a seed. "
+    "It shows what silos would get that run the same plan themselves. It is no deployment and protects nobody."
+)
+NOT_MEASURED = "No accuracy is reported: score(X, y) measures it on records of yours, and no epsilon covers that."
+
+NO_EPSILON = "No epsilon was given: the model is not private."
+
+
+def report(title: str, certificate: Mapping[str, Any] | None, delta_by_default: bool) -> str:
+    if certificate is None:
+        return "\n".join([title, "", SIMULATION, "", NO_EPSILON, NOT_MEASURED, ""])
+    return "\n".join([
+        title, "", SIMULATION, "", *promise(certificate, delta_by_default), "", *table(certificate["silos"]), "",
+        "Not covered:", *(f"  - {line}" for line in certificate["outside_the_guarantee"]),
+        f"  - {persons(certificate['silos'])}",
+        "", NOT_MEASURED, "",
+    ])  # fmt: skip
+
+
+def promise(certificate: Mapping[str, Any], delta_by_default: bool) -> list[str]:
+    worst = max(certificate["silos"], key=lambda silo: silo["epsilon"])
+    epsilon, delta = worst["epsilon"], rounded_up(worst["delta"])
+    chosen = ", chosen as min(1e-5, 1/(10 n))" if delta_by_default else ""
+    return [
+        f"Promise for every record of every silo: epsilon {rounded_up(epsilon)}, delta {delta}{chosen}.",
+        f"In words: somebody who is 1 % sure of something about one record is at most {100 * suspicion(epsilon):.3g} % "
+        f"sure after seeing everything that was released, except with probability about {delta}.",
+        f"Seen: {certificate['adversary_sees']}.",
+        "These must be honest: " + "; ".join(certificate["honest"]) + ".",
+    ]
+
+
+def table(silos: list[Mapping[str, Any]]) -> list[str]:
+    width = max(4, *(len(silo["silo"]) for silo in silos))
+    lines = [f"{'silo':<{width}}  records  epsilon     delta  releases"]
+    for silo in silos:
+        released = ", ".join(f"{line['count']} x {line['stream']}" for line in silo["releases"])
+        numbers = f"{silo['records']:>7}  {rounded_up(silo['epsilon']):>7}  {rounded_up(silo['delta'], 2):>8}"
+        lines.append(f"{silo['silo']:<{width}}  {numbers}  {released}")
+    return lines
+
+
+def persons(silos: list[Mapping[str, Any]]) -> str:
+    several = max((silo["several_records_of_one_person"][0] for silo in silos), key=lambda group: group["epsilon"])
+    return f"a person with {several['records']} records in a silo has epsilon {rounded_up(several['epsilon'])}"

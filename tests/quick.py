@@ -1,0 +1,71 @@
+"""Which cases of dear tests `make test` runs. The others are slow: they are tried by `make test-all`.
+
+By file and test, patterns of the cases that stay; () leaves none. A pattern that fits no case is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+QUICK: dict[str, tuple[str, ...]] = {
+    "test_algorithms::test_estimators_channels_compressors_and_prox_mix": ("mb-psgm-*", "dp-gd-*"),
+    "test_algorithms::test_some_silos_may_be_absent": (
+        "dp-sgd", "local-sgd", "mb-psgm", "prox-svrg", "sdp-spider", "soteria-saga", "spider-alt",
+    ),
+    "test_audit::test_a_difference_that_is_not_clipped_is_caught": ("untrusted",),
+    "test_audit::test_a_doubled_local_level_is_caught": ("Duchi",),
+    "test_audit::test_a_key_used_in_two_rounds_is_caught": ("trusted",),
+    "test_audit::test_clean_code_passes": ("dp-gd-trusted", "diff2-gd-untrusted", "mu2-untrusted"),
+    "test_audit::test_clipping_each_gradient_instead_of_the_difference_is_caught": ("<lambda>0",),
+    "test_audit::test_forgotten_factor_two_of_replacement_is_caught": ("dp-sgd-untrusted",),
+    "test_audit::test_noise_is_convicted_above_the_stated_factor_and_not_below": ("dp-gd-trusted",),
+    "test_audit::test_two_level_noise_that_is_too_small_is_caught": ("ldp-svrg",),
+    "test_channels_randomizers::test_unbiased_with_the_stated_variance": ("5-*",),
+    "test_channels_randomizers::test_halved_scale_is_caught_by_the_unbiasedness_test": ("*0", "*2"),
+    "test_channels_shuffled::test_a_first_batch_is_released_once_and_settled": ("shuffled-False",),
+    "test_channels_shuffled::test_a_record_of_one_pass_may_be_in_the_first_batch_too": ("True",),
+    "test_conformance::test_message_mode_is_the_simulation": (
+        "ce-psgm-shuffled-None", "diff2-bvr-l-sgd-untrusted-None", "dp-gd-trusted-None", "mu2-untrusted-None",
+        "sdp-spider-shuffled-2", "soteria-saga-untrusted-None",
+    ),
+    "test_deploy_messages::test_a_header_tells_the_planned_size_of_a_batch_and_not_the_drawn_one": (
+        "untrusted", "trusted", "saga",
+    ),
+    "test_deploy_messages::test_a_shuffled_round_has_no_more_messages_than_were_accounted_together": (
+        "spider-*", "mb-psgm-options2-*", "ce-psgm-*",
+    ),
+    "test_gradients::test_both_engines_equal_the_float64_definition_near_and_far": (
+        "coefficients0-max pool", "coefficients0-regularised", "coefficients1-embedding", "coefficients1-relu",
+        "coefficients1-logistic", "coefficients2-softplus", "coefficients2-tanh",
+    ),
+    "test_gradients::test_padding_and_non_finite_records_contribute_nothing": ("relu-structured", "embedding-general"),
+    "test_habits::test_a_sweep_whose_rounds_call_lapack_ends": (),
+    "test_habits::test_own_metrics_are_measured_in_every_row": ("messages",),
+    "test_habits::test_silos_columns_are_those_of_each_silo_alone": ("prox1",),
+    "test_mu2_mnist::test_the_published_losses_are_reproduced": (),
+    "test_readme::test_the_errata_are_those_of_the_table": (),
+    "test_reproduce::test_a_description_makes_configs_that_can_be_accounted": (
+        "quick-mu2-table1", "quick-spider-fig5", "quick-soteria-fig4", "quick-diff2-fig1",
+    ),
+    "test_reproduce_checks::test_the_whole_grids_of_the_papers_can_run": ("psgm-fig1",),
+    "test_sensitivity_runs::test_no_release_of_a_run_moves_beyond_its_bound": ("ce-psgm", "mu2", "soteria-saga"),
+    "test_whiten::test_messages_are_the_simulation": ("trusted",),
+}  # fmt: skip
+
+
+def unfit(cases: Iterable[tuple[str, str]]) -> list[str]:
+    """Patterns of tests that were collected, but that fit none of their cases."""
+    found: dict[str, list[str]] = {}
+    for name, case in cases:
+        found.setdefault(name, []).append(case)
+    return [
+        f"{name}[{pattern}]"
+        for name, own in found.items()
+        for pattern in QUICK.get(name, ())
+        if not any(fnmatchcase(case, pattern) for case in own)
+    ]
+
+
+def is_slow(name: str, case: str) -> bool:
+    return name in QUICK and not any(fnmatchcase(case, pattern) for pattern in QUICK[name])

@@ -1,0 +1,192 @@
+"""Bundles: what is in one, a new process that predicts the same bits, and every reason not to load."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import silodp
+from silodp.errors import ConfigError
+from silodp.front import bundle
+from silodp.front.fitting import fingerprint
+from silodp.run.runner import prepare
+from tests.conftest import made_data
+from tests.patients import fitted, raw
+
+ROOT = Path(silodp.__file__).resolve().parents[1]
+FRESH = raw(seed=2).drop(columns=["outcome", "hospital"])
+FILES = {"bundle.json", "model.safetensors", "certificate.txt", "report.txt"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    return fitted().save(tmp_path_factory.mktemp("bundles") / "model")
+
+
+@pytest.fixture
+def copied(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+NEW_PROCESS = """
+import sys, numpy as np, pandas as pd, silodp
+rows = pd.read_csv(sys.argv[2], dtype=str, keep_default_na=False)
+clf = silodp.load(sys.argv[1])
+np.savez(sys.argv[3], proba=clf.predict_proba(rows), labels=clf.predict(rows), margin=clf.decision_function(rows))
+print("JAX" if "jax" in sys.modules else "no JAX")
+"""
+
+
+def in_a_new_process(*arguments: Path) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", NEW_PROCESS, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_new_process_predicts_the_same_bits_from_untidy_rows(saved, tmp_path):
+    """Shuffled columns, unknown categories and missing cells included; no JAX is needed for a linear model."""
+    rows = FRESH[FRESH.columns[::-1]].copy()
+    rows.loc[:20, "sex"], rows.loc[10:40, "age"], rows.loc[30:50, "pain"] = "neither", "", "NA"
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    assert in_a_new_process(saved, tmp_path / "rows.csv", tmp_path / "told.npz") == "no JAX"
+    told, clf = np.load(tmp_path / "told.npz"), fitted()
+    for name, expected in (
+        ("proba", clf.predict_proba(rows)), ("labels", clf.predict(rows)), ("margin", clf.decision_function(rows)),
+    ):  # fmt: skip
+        assert told[name].tobytes() == np.ascontiguousarray(expected).tobytes(), name
+    assert len(set(told["labels"])) == 2
+
+
+def test_a_loaded_estimator_is_the_one_that_was_saved(saved, tmp_path):
+    clf, back = fitted(), silodp.load(saved)
+    assert isinstance(back, silodp.SiloClassifier)
+    assert (back.report_, back.certificate_, back.plan_fingerprint_) == (
+        clf.report_, json.loads(json.dumps(clf.certificate_)), clf.plan_fingerprint_
+    )  # fmt: skip
+    assert back.get_params() == clf.get_params() | {"random_state": None}
+    assert back.score(raw(), "outcome") == clf.score(raw(), "outcome")
+    np.testing.assert_array_equal(back.to_sklearn().coef_, clf.to_sklearn().coef_)
+    np.testing.assert_array_equal(back.feature_names_in_, clf.feature_names_in_)
+    again = back.save(tmp_path / "again")
+    assert (again / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
+
+
+def test_what_a_bundle_holds_and_what_it_does_not(saved):
+    assert {path.name for path in saved.iterdir()} == FILES
+    told = json.loads((saved / "bundle.json").read_text())
+    assert told["format"] == bundle.FORMAT and told["classes"] == ["ill", "well"]
+    assert told["files"] == {n: hashlib.sha256((saved / n).read_bytes()).hexdigest() for n in FILES - {"bundle.json"}}
+    assert {"params/dense1/weight", "whitening"} == set(load_file(saved / "model.safetensors"))
+    everything = b"".join((saved / name).read_bytes() for name in FILES)
+    for secret in (b'history"', b"random_state", b'seed":', b"P000", b"unknown"):
+        assert secret not in everything, secret
+    assert b"not private" in (saved / "certificate.txt").read_bytes()
+    assert silodp.Schema.read(told["schema"]).feature_names == fitted().encoded_feature_names_
+
+
+def test_the_fingerprint_is_the_plans_and_tells_no_seed():
+    def of(seed: int, epsilon: float) -> str:
+        tree = {"privacy": {"epsilon": epsilon}, "algorithm": {"name": "auto"}, "run": {"seed": seed}}
+        return fingerprint(prepare(silodp.Config.model_validate(tree), made_data()).plan)
+
+    assert of(1, 2.0) == of(2, 2.0) != of(1, 2.1)
+
+
+def rewritten(directory: Path, **changes: object) -> None:
+    path = directory / "bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"bundle.json"}))
+def test_a_changed_or_missing_file_is_told(copied, name):
+    content = bytearray((copied / name).read_bytes())
+    content[-2] ^= 1
+    (copied / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{name}: changed since it was saved"):
+        silodp.load(copied)
+    (copied / name).unlink()
+    with pytest.raises(ConfigError, match=rf"{name}: is not there; copy the whole directory"):
+        silodp.load(copied)
+
+
+def test_a_later_format_says_which_version_reads_it(copied):
+    rewritten(copied, format=bundle.FORMAT + 1, versions={"silodp": "9.1"})
+    with pytest.raises(ConfigError, match=r"format 2 of silodp 9\.1, this version reads up to 1; install a later one"):
+        silodp.load(copied)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"format": "one"}, "format 'one' is not known"),
+        ({"estimator": "SiloOracle"}, "estimator 'SiloOracle' is not known"),
+        ({"files": {}}, "files incomplete"),
+        ({"files": dict.fromkeys(FILES, "0")}, "no file of a bundle|changed since"),
+    ],
+)
+def test_an_index_that_is_not_ours_is_told(copied, changes, match):
+    rewritten(copied, **changes)
+    with pytest.raises(ConfigError, match=match):
+        silodp.load(copied)
+
+
+def test_files_outside_the_bundle_are_never_read(copied):
+    told = json.loads((copied / "bundle.json").read_text())
+    rewritten(copied, files=told["files"] | {"../secret": "0"})
+    with pytest.raises(ConfigError, match="no file of a bundle"):
+        silodp.load(copied)
+
+
+def test_what_is_no_bundle_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="no model is saved here"):
+        silodp.load(tmp_path)
+    for text in ("{", "[]"):
+        (tmp_path / "bundle.json").write_text(text)
+        with pytest.raises(ConfigError, match="save the model again"):
+            silodp.load(tmp_path)
+
+
+def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
+    clf = copy.copy(fitted())
+    clf.classes_ = np.array(["2020-01-01", "2021-01-01"], "datetime64[D]")
+    with pytest.raises(ConfigError, match="a class or an option is a date, which JSON cannot hold"):
+        clf.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_nothing_is_overwritten(saved, tmp_path):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with pytest.raises(ConfigError, match="exists and is not an empty directory; give a new one"):
+        fitted().save(saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is not an empty directory"):
+        fitted().save(tmp_path / "file")
+
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(600, 3))
+
+
+def test_networks_numbers_and_bare_arrays_come_back_too(tmp_path):
+    dpgd = {"name": "dp-gd", "rounds": 3, "step_size": 0.5, "clip": 1.0}
+    clf = silodp.SiloClassifier(epsilon=5.0, algorithm=dpgd, model={"kind": "mlp", "hidden": [4]}, random_state=0)
+    clf.fit(X, np.where(X[:, 0] > 0, 7, 3))
+    back = silodp.load(clf.save(tmp_path / "network"))
+    assert back.classes_.dtype == clf.classes_.dtype and back.predict(X).tolist() == clf.predict(X).tolist()
+    assert back.predict_proba(X).tobytes() == clf.predict_proba(X).tobytes()
+    assert pickle.loads(pickle.dumps(clf)).predict_proba(X).tobytes() == clf.predict_proba(X).tobytes()
+    number = silodp.SiloRegressor(epsilon=np.float32(5), target_range=np.array([-3, 3]), random_state=0).fit(X, X[:, 0])
+    same = silodp.load(number.save(tmp_path / "number"))
+    assert same.predict(X).tobytes() == number.predict(X).tobytes() and same.target_range == [-3, 3]

@@ -1,0 +1,437 @@
+"""The estimators: raw rows in, predictions out, scikit-learn's contract, warnings, and mistakes in one line."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import get_scorer
+from sklearn.model_selection import StratifiedKFold, cross_val_score, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+
+import silodp
+from silodp.data import FederatedData
+from silodp.errors import ConfigError, SilodpWarning
+from silodp.front import advice, records
+from silodp.front.estimator import config_of, seed_of
+from silodp.front.predictor import Linear, margins, probabilities, product
+from tests.patients import SCHEMA, SIZES, fitted, raw
+
+FRESH = raw(seed=1)
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    tree = copy.deepcopy(SCHEMA)
+    for name, column in changes.items():
+        tree["columns"][name] = column
+    return tree
+
+
+# --- the five lines ------------------------------------------------------------------------------------------
+
+
+def test_epsilon_in_model_out():
+    clf = fitted()
+    majority = (FRESH["outcome"] == "ill").mean()
+    assert 0.4 < majority < 0.6 and clf.score(FRESH, "outcome") > 0.8
+    assert clf.classes_.tolist() == ["ill", "well"] and set(clf.predict(FRESH)) == {"ill", "well"}
+    assert clf.n_features_in_ == 5 and clf.feature_names_in_.tolist() == ["age", "sex", "creatinine", "pain", "smoker"]
+    assert [silo["silo"] for silo in clf.certificate_["silos"]] == ["lake", "north", "south"]
+    assert max(silo["epsilon"] for silo in clf.certificate_["silos"]) == pytest.approx(3.0, rel=1e-6)
+    assert {line["stream"] for line in clf.certificate_["silos"][0]["releases"]} == {"moment", "value"}
+    assert clf.history_[-1]["round"] == 20 and clf.history_[-1]["objective"] < clf.history_[0]["objective"]
+
+
+def test_a_fit_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    silodp.SiloClassifier(epsilon=3.0, random_state=0).fit(raw(), "outcome", silo="hospital", schema=SCHEMA)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_report_says_what_is_promised_and_what_is_not():
+    text = fitted().report_
+    assert text.splitlines()[2].startswith("This was a simulation on one machine.")
+    assert "delta 1e-05, chosen as min(1e-5, 1/(10 n))" in text
+    for name, size in SIZES.items():
+        assert any(line.split()[:3] == [name, str(size), "3"] for line in text.splitlines())
+    assert "1 x moment, 20 x value" in text and "the history (objective, gradient norm)" in text
+    assert "a 1 % suspicion" not in text and "at most 16.9 % sure" in text  # e^3 / 99 / (1 + e^3 / 99)
+    assert "accuracy is reported" in text
+
+
+def test_probabilities_and_scores_are_those_of_the_classes():
+    clf = fitted()
+    probability, margin = clf.predict_proba(FRESH), clf.decision_function(FRESH)
+    assert probability.shape == (600, 2) and margin.shape == (600,)
+    np.testing.assert_allclose(probability.sum(axis=1), 1)
+    np.testing.assert_array_equal(clf.predict(FRESH) == "well", margin > 0)
+    np.testing.assert_allclose(probability[:, 1], 1 / (1 + np.exp(-margin)))
+    truth = FRESH["outcome"].str.lower().to_numpy()
+    assert get_scorer("roc_auc")(clf, FRESH, truth) > 0.85  # wrong order of classes: below 0.15
+    assert get_scorer("neg_log_loss")(clf, FRESH, truth) > -0.6
+
+
+def test_a_row_has_the_same_score_in_every_batch():
+    clf, rows = fitted(), FRESH.sample(40, random_state=0)
+    alone = np.concatenate([clf.decision_function(rows.iloc[[i]]) for i in range(40)])
+    whole = clf.decision_function(FRESH)[rows.index]
+    np.testing.assert_array_equal(alone, whole)
+
+
+def test_order_of_columns_unknown_categories_and_missing_cells_do_not_matter():
+    clf = fitted()
+    rows = FRESH.head(30).drop(columns=["outcome", "hospital", "patient_id"])
+    expected = clf.predict_proba(rows)
+    np.testing.assert_array_equal(clf.predict_proba(rows[rows.columns[::-1]].assign(more="x")), expected)
+    np.testing.assert_array_equal(
+        clf.predict_proba(rows.assign(sex="martian")), clf.predict_proba(rows.assign(sex=np.nan))
+    )
+    known, missing = rows.assign(age="60", creatinine="1"), rows.assign(age=None, creatinine="NA")
+    assert not np.array_equal(clf.predict_proba(known), clf.predict_proba(missing))  # there is an indicator
+    assert np.isfinite(clf.predict_proba(missing)).all()
+
+
+def test_the_seed_decides_and_a_fresh_one_is_drawn():
+    again = silodp.SiloClassifier(epsilon=3.0, random_state=0)
+    again.fit(raw().drop(columns="outcome"), raw()["outcome"], silo="hospital", schema=SCHEMA)
+    np.testing.assert_array_equal(again.predict_proba(FRESH), fitted().predict_proba(FRESH))
+    labels = raw()["hospital"]
+    fresh = silodp.SiloClassifier(epsilon=3.0)
+    fresh.fit(raw().drop(columns="hospital"), silo=labels, schema=silodp.Schema.read(SCHEMA))
+    assert not np.array_equal(fresh.predict_proba(FRESH), fitted().predict_proba(FRESH))
+    assert seed_of(7) == seed_of(np.int64(7)) == 7 and seed_of(None) != seed_of(None)
+    assert seed_of(np.random.RandomState(0)) == seed_of(np.random.RandomState(0))
+
+
+# --- arrays --------------------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(600, 3))
+THREE = np.array(["c", "a", "b"])[(X @ np.array([[2.0, 0, 0], [0, 2, 0], [0, 0, 2]])).argmax(axis=1)]
+SILO = np.repeat([0, 1], 300)
+
+
+def test_labels_come_back_as_given_and_there_may_be_more_than_two():
+    clf = silodp.SiloClassifier(epsilon=8.0, random_state=0).fit(X, THREE, silo=SILO)
+    assert clf.classes_.tolist() == ["a", "b", "c"] and clf.score(X, THREE) > 0.8
+    assert clf.decision_function(X).shape == clf.predict_proba(X).shape == (600, 3)
+    np.testing.assert_array_equal(clf.predict(X), clf.classes_[clf.predict_proba(X).argmax(axis=1)])
+    same = clf.to_sklearn()
+    np.testing.assert_array_equal(same.predict(X), clf.predict(X))
+    np.testing.assert_allclose(same.predict_proba(X), clf.predict_proba(X), rtol=1e-12)
+    assert list(clf.raw_coefficients().columns) == ["a", "b", "c"]
+    assert "features are used as given" in clf.report_ and "3 labels" in str(clf.certificate_["public_preprocessing"])
+
+
+def test_without_epsilon_nothing_is_promised():
+    y = X[:, 0] > 0
+    clf = silodp.SiloClassifier(epsilon=None).fit(
+        pd.DataFrame(X, columns=list("abc")).assign(y=y, s=SILO), "y", silo="s"
+    )
+    assert clf.certificate_ is None and "not private" in clf.report_
+    assert clf.classes_.dtype == bool and clf.score(pd.DataFrame(X, columns=list("abc")).assign(y=y), "y") > 0.97
+    assert clf.encoded_feature_names_ == ("a", "b", "c")
+
+
+def regression(**changes: Any) -> silodp.SiloRegressor:
+    return silodp.SiloRegressor(**({"epsilon": 5.0, "trust": "trusted", "random_state": 0} | changes))
+
+
+def test_numbers_come_back_in_their_own_unit():
+    y = 50 + 8 * X[:, 0] + RNG.normal(size=600)
+    model = regression(target_range=(0, 100)).fit(X, y)
+    assert model.score(X, y) > 0.9 and abs(model.predict(X).mean() - 50) < 2
+    same = model.to_sklearn()
+    np.testing.assert_allclose(same.predict(X), model.predict(X), rtol=1e-12)
+    table = model.raw_coefficients()["coefficient"]
+    assert table["x0"] == pytest.approx(8, abs=1.5) and table["intercept"] == pytest.approx(50, abs=2)
+    frame = pd.DataFrame(X, columns=["p", "q", "r"]).assign(stay=y)
+    column = {"kind": "number", "centre": 0.0, "scale": 1.0}
+    schema = {"target": {"name": "stay", "range": [0, 100]}, "columns": dict.fromkeys("pqr", column)}
+    described = regression().fit(frame, schema=schema)
+    assert described.score(frame) > 0.9 and described.predict(frame)[:3].shape == (3,)
+
+
+# --- coefficients --------------------------------------------------------------------------------------------
+
+
+def test_scikit_learn_predicts_the_same_from_encoded_columns():
+    clf = fitted()
+    features = silodp.Schema.read(SCHEMA).features(FRESH)
+    same = clf.to_sklearn()
+    assert same.coef_.shape == (1, len(clf.encoded_feature_names_))
+    np.testing.assert_array_equal(same.predict(features), clf.predict(FRESH))
+    np.testing.assert_allclose(same.predict_proba(features), clf.predict_proba(FRESH), rtol=1e-9)
+
+
+def test_coefficients_on_raw_columns_give_the_same_scores():
+    clf = fitted()
+    rows = FRESH[(FRESH["age"] != "") & (FRESH["creatinine"] != "")]
+    table = clf.raw_coefficients()["well"]
+    features = pd.DataFrame(silodp.Schema.read(SCHEMA).features(rows), columns=list(clf.encoded_feature_names_))
+    for name in ("age", "creatinine"):
+        features[name] = rows[name].astype(float).to_numpy()
+    inside = (features["creatinine"] - 1).abs() < 2
+    scores = features[inside] @ table.drop("intercept") + table["intercept"]
+    np.testing.assert_allclose(scores, clf.decision_function(rows)[inside], rtol=1e-4, atol=1e-5)
+
+
+def test_a_fit_that_fails_leaves_nothing_to_predict_with():
+    clf = copy.copy(fitted())
+    with pytest.raises(ConfigError, match="'bmi'"):
+        clf.fit(raw().assign(bmi=1), silo="hospital", schema=SCHEMA)
+    with pytest.raises(NotFittedError):
+        clf.predict(FRESH)
+    assert fitted().predict(FRESH).shape == (600,)
+
+
+def test_a_product_is_the_product():
+    left, right = RNG.normal(size=(7, 5)), RNG.normal(size=(5, 2))
+    np.testing.assert_allclose(product(left, right), left @ right, rtol=1e-13)
+    whitened = Linear.of({"params/dense1/weight": right.T[:, :4], "whitening": left[:4]})
+    x = RNG.normal(size=(3, 4))
+    np.testing.assert_allclose(whitened.scores(x), (x @ left[:4, :-1].T + left[:4, -1]) @ right[:4], rtol=1e-12)
+    two = RNG.normal(size=(6, 2))
+    np.testing.assert_allclose(probabilities(margins(two)), np.exp(two) / np.exp(two).sum(1, keepdims=True))
+
+
+# --- what may be chosen --------------------------------------------------------------------------------------
+
+
+def asked(**options: Any) -> silodp.Config:
+    estimator = silodp.SiloClassifier(**options)
+    estimator.schema_ = silodp.Schema.read(SCHEMA)
+    data = FederatedData.of({"a": (X.astype(np.float32), THREE == "a")}, classes=["x", "y"])
+    return config_of(estimator, data, 1e-6)[0]
+
+
+def test_every_choice_reaches_the_config():
+    plain = asked(random_state=5)
+    assert (plain.algorithm.name, plain.model.kind, plain.algorithm.weights) == ("auto", "logistic", "size")
+    assert (plain.privacy.epsilon, plain.privacy.delta, plain.run.seed) == (1.0, 1e-6, 5)
+    assert plain.whiten is not None and plain.whiten.scale == pytest.approx((1 / 9 + 1 + 1 + 1 / 3 + 0.5) ** -0.5)
+    spider = silodp.algorithms.Spider(rounds=4, restart=2, step_size=0.3, clip=1.0, clip_difference=0.5)
+    other = asked(algorithm=spider, model={"kind": "mlp", "hidden": [4]}, trust="trusted", weights="equal")
+    assert (other.algorithm.name, other.algorithm.restart, other.algorithm.weights) == ("spider", 2, "equal")
+    assert (other.model.hidden, other.privacy.trust, other.whiten) == ([4], "trusted", None)
+    assert asked(algorithm={"name": "auto", "rounds": 5, "weights": "equal"}).algorithm.weights == "equal"
+
+
+DPGD = silodp.algorithms.DPGD(rounds=5, step_size=1.0, clip=1.0)
+
+
+def test_a_model_of_ones_own_trains_and_predicts(tmp_path):
+    scores = lambda params, features: features @ params
+    own = silodp.from_loss(
+        lambda params, record: jnp.log1p(jnp.exp((1 - 2 * record[1]) * scores(params, record[0]))),
+        lambda key: jnp.zeros(3), scores=scores, metric="accuracy", name="mine",
+    )  # fmt: skip
+    clf = silodp.SiloClassifier(epsilon=5.0, algorithm=DPGD, model=own, random_state=0).fit(X, X[:, 0] > 0)
+    assert clf.score(X, X[:, 0] > 0) > 0.9 and "mine model by dp-gd" in clf.report_
+    with pytest.raises(ConfigError, match="model: one of your own cannot be saved"):
+        clf.save(tmp_path / "model")
+    with pytest.raises(ConfigError, match="only linear, ridge, logistic and softmax have coefficients"):
+        clf.to_sklearn()
+
+
+# --- scikit-learn's habits -----------------------------------------------------------------------------------
+
+
+def test_clone_pipeline_and_cross_validation_with_silos():
+    frame = pd.DataFrame(X, columns=["p", "q", "r"])
+    clf = silodp.SiloClassifier(epsilon=5.0, random_state=0)
+    copied = clone(clf)
+    assert copied.get_params() == clf.get_params() and not hasattr(copied, "classes_")
+    with pytest.raises(NotFittedError):
+        copied.predict(frame)
+    y = X[:, 0] > 0
+    pipeline = make_pipeline(StandardScaler(), clf).fit(X, y, siloclassifier__silo=SILO)
+    assert pipeline.score(X, y) > 0.85 and len(pipeline[-1].certificate_["silos"]) == 2
+    folds = StratifiedKFold(2, shuffle=True, random_state=0)
+    scores = cross_val_score(clf, frame, y, cv=folds, params={"silo": SILO}, error_score="raise")
+    with config_context(enable_metadata_routing=True):
+        routed = make_pipeline(StandardScaler(), clone(clf).set_fit_request(silo=True))
+        both = cross_validate(routed, frame, y, cv=folds, params={"silo": SILO}, return_estimator=True)
+    assert scores.min() > 0.8 and both["test_score"].min() > 0.8
+    assert [len(each[-1].certificate_["silos"]) for each in both["estimator"]] == [2, 2]
+
+
+def test_no_value_of_a_record_in_a_repr():
+    shown = repr(fitted()) + fitted()._repr_html_() + str(fitted().get_params())
+    assert "P00" not in shown and "SiloClassifier(epsilon=3.0, random_state=0)" in shown
+
+
+EASY = {"epsilon": 200.0, "trust": "trusted", "random_state": 0}  # the checks have 10 to 300 records
+CHECKED = [silodp.SiloClassifier(**EASY), silodp.SiloRegressor(**EASY, target_range=(-4, 4))]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::silodp.errors.SilodpWarning")
+@parametrize_with_checks(CHECKED)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+QUICK = (
+    "unfitted", "repr", "cloneable", "tag_types", "set_params", "mixin", "sparse", "empty", "y_no_nan", "complex",
+    "one_label", "regression_target", "default_constructible", "1sample",
+)  # fmt: skip
+
+
+def quick_checks() -> list[Any]:
+    """Those that fit nothing, or only in vain."""
+    pairs = [pair for each in CHECKED for pair in estimator_checks_generator(each)]
+    named = [(f"{type(each).__name__}-{getattr(check, 'func', check).__name__}", each, check) for each, check in pairs]
+    return [pytest.param(e, c, id=name) for name, e, c in named if any(word in name for word in QUICK)]
+
+
+@pytest.mark.parametrize(("estimator", "check"), quick_checks())
+def test_scikit_learns_checks_that_fit_nothing(estimator, check):
+    check(estimator)
+
+
+# --- warnings ------------------------------------------------------------------------------------------------
+
+
+def silos(*sizes: int, lacking: bool = False) -> FederatedData:
+    half = lambda n: np.arange(n) % 2
+    pairs = {str(i): (np.zeros((n, 1)), half(n)) for i, n in enumerate(sizes)}
+    if lacking:
+        pairs["0"] = (pairs["0"][0], np.zeros(sizes[0], int))
+    return FederatedData.of(pairs, classes=["x", "y"])
+
+
+WARNINGS = {
+    "a large epsilon": ((silos(100), 10.5, 1e-5), r"epsilon = 10\.5: a 1 % suspicion .* 99\.73 %"),
+    "a large delta": ((silos(100), 1.0, 0.02), r"delta = 0\.02: above 1/n = 0\.01"),
+    "a small silo": ((silos(951, 49), 1.0, 1e-5), r"silo: 1 of 2 have fewer than 50 records \(4\.9 % of all\); where"),
+    "a class that is missing": ((silos(60, 60, lacking=True), 1.0, 1e-5), "silo: 1 of 2 lack a class"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WARNINGS)
+def test_what_costs_more_than_it_seems_is_told(case):
+    given, match = WARNINGS[case]
+    with pytest.warns(SilodpWarning, match=match) as caught:
+        advice.warn(*given)
+    assert len(caught) == 1
+
+
+def test_nothing_is_told_of_what_is_well():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        advice.warn(silos(50, 50), 10.0, 0.01)
+    assert advice.default_delta(100) == 1e-5 and advice.default_delta(100_000) == 1e-6
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------
+
+CELL = "Qx7" + "Zebra"
+ROWS = raw().assign(patient_id=[f"{CELL}{i}" for i in range(600)])
+HOMELESS = ROWS.drop(columns="hospital")
+REGRESSION = {"target": {"name": "outcome", "range": [0, 1]}, "columns": SCHEMA["columns"]}
+NUMBERS = pd.DataFrame(X, columns=["p", "q", "r"]).assign(y=THREE)
+
+
+def fit(X: Any = ROWS, y: Any = "outcome", silo: Any = "hospital", schema: Any = SCHEMA, **options: Any) -> Callable:
+    return lambda: silodp.SiloClassifier(**options).fit(X, y, silo=silo, schema=schema)
+
+
+def plain(X: Any = NUMBERS, y: Any = "y", silo: Any = None, **options: Any) -> Callable:
+    return fit(X, y, silo, None, **options)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a schema that is not there": (fit(schema="none.toml"), "schema 'none.toml': no such file"),
+    "a schema that is a frame": (fit(schema=ROWS), "schema: a DataFrame; give the path of a TOML file, or a dict"),
+    "another target": (fit(y="sex"), "y = 'sex': the schema's target is 'outcome'; give this one"),
+    "a number as target": (fit(schema=REGRESSION), "target 'outcome' has a range; use SiloRegressor"),
+    "classes as target": (
+        lambda: silodp.SiloRegressor().fit(ROWS, schema=SCHEMA, silo="hospital"), "has classes; use SiloClassifier"),
+    "a private range": (
+        fit(schema=changed(age={"kind": "number", "range": "private"})), 'columns age: range = "private" cannot be'),
+    "the silo among the columns": (
+        fit(schema=changed(hospital={"kind": "ignore"})), "columns.hospital: it is the silo; leave it out"),
+    "a silo that is not there": (fit(ROWS.drop(columns="hospital")), "column 'hospital' is not there; add it"),
+    "two silos": (fit(schema=SCHEMA | {"silo": "ward"}), "silo: the schema has silo = 'ward'; leave one of them out"),
+    "a column too many": (fit(ROWS.assign(bmi=1)), "not in the schema: 'bmi'; add each"),
+    "a column too few": (fit(ROWS.drop(columns="age")), "column 'age' is not there; add it"),
+    "a column twice": (fit(pd.concat([ROWS, ROWS[["age"]]], axis=1)), "column 'age' occurs twice"),
+    "text in a number": (fit(ROWS.assign(age=CELL)), "column 'age': about 600 rows cannot be read; allowed: a number"),
+    "an unknown class": (fit(ROWS.assign(outcome=CELL)), "target 'outcome': about 600 rows cannot be read; allowed"),
+    "a missing class": (fit(ROWS.assign(outcome="")), "target 'outcome': about 600 rows are empty"),
+    "an array for a schema": (fit(ROWS.to_numpy(), None, None), "rows: a ndarray; give a pandas DataFrame"),
+    "labels too short": (fit(HOMELESS, silo=np.array([CELL])), "silo: shape (1,) beside 600 rows; give one"),
+    "targets too short": (fit(y=np.array([CELL])), "y: shape (1,) beside 600 rows; give one for each row"),
+    "labels with holes": (fit(HOMELESS, silo=[None, *[CELL] * 599]), "silo: some records have none"),
+    "a silo for each record": (fit(HOMELESS, silo=ROWS["patient_id"]), "silo: 600 of 600 have 1 sample only; name"),
+    "no schema for text": (plain(ROWS.drop(columns="patient_id"), "outcome", "hospital"), "'creatinine'"),
+    "no schema for identifiers": (plain(ROWS, "outcome", "hospital"), "columns 'patient_id': named like identifiers"),
+    "no schema for missing cells": (
+        plain(NUMBERS.assign(p=np.nan)), "columns 'p': missing cells; give schema= with missing"),
+    "text in an array": (plain(np.array([[CELL]] * 600), THREE), "X or y: holds text where numbers are needed"),
+    "text among numbers": (plain(np.array([[CELL, 1]] * 600, object), THREE), "X or y: holds text where numbers are"),
+    "text as numbers": (
+        lambda: silodp.SiloRegressor(target_range=(0, 1)).fit(X, np.array([CELL] * 600, object)), "X or y: holds text"),
+    "no such target": (plain(y="z"), "y = 'z': is not a column of the frame; name one that is"),
+    "no such silo": (plain(silo="z"), "silo = 'z': is not a column of the frame; name one that is"),
+    "the target as silo": (plain(silo="y"), "silo = 'y' is the target too; name another column"),
+    "a column of an array": (plain(X), "y = 'y': a column, but X is a ndarray; give a DataFrame or an array"),
+    "no target": (plain(X, None), "requires y to be passed"),
+    "one class": (plain(X, [CELL] * 600), "y: one class only; give records of two or more classes"),
+    "a negative epsilon": (plain(epsilon=-1.0), "privacy.epsilon = -1.0: must be"),
+    "an epsilon in words": (plain(epsilon="small"), "privacy.epsilon = 'small': must be"),
+    "a large delta": (plain(delta=1.5), "privacy.delta = 1.5: must be"),
+    "an unknown trust": (plain(trust="blind"), "privacy.trust = 'blind': unknown"),
+    "auto for shuffled messages": (plain(trust="shuffled"), "algorithm.name = 'auto': not under trust 'shuffled'"),
+    "an unknown algorithm": (plain(algorithm="spidr"), "algorithm.name = 'spidr': unknown (did you mean spider?)"),
+    "an algorithm that is a class": (plain(algorithm=3), "algorithm: a int; give a name, or a dict"),
+    "a model that is none": (plain(model=3), "model: a int; give a name, or a dict of the model section"),
+    "unknown weights": (plain(weights="records"), "algorithm.weights = 'records': must be"),
+    "auto for a network": (plain(model={"kind": "mlp", "hidden": [3]}), "no recipe for model.kind = 'mlp'"),
+    "two outputs for three classes": (plain(model="logistic"), "'logistic' has two classes, the data 3; use softmax"),
+    "a negative seed": (plain(random_state=-1), "run.seed = -1: must be"),
+    "no range": (lambda: silodp.SiloRegressor().fit(X, X[:, 0]), "target_range is missing: give the lowest"),
+    "a range upside down": (
+        lambda: silodp.SiloRegressor(target_range=(1, 0)).fit(X, X[:, 0]), "target_range: give two finite numbers"),
+    "a wrong frame": (lambda: fitted().predict(FRESH.drop(columns="age")), "frame: column 'age' is not there; add it"),
+    "a wrong cell": (lambda: fitted().predict(FRESH.assign(age=CELL)), "column 'age': about 600 rows cannot be read"),
+    "predict of an array": (lambda: fitted().predict(X), "rows: a ndarray; give a pandas DataFrame"),
+    "score of another target": (lambda: fitted().score(FRESH, "sex"), "y = 'sex': the schema's target is 'outcome'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_with_its_remedy_and_without_a_cell(case):
+    action, message = MISTAKES[case]
+    with pytest.raises(ValueError) as caught:
+        action()
+    text = str(caught.value)
+    assert message in text, text
+    assert len(text.split("\nadd to the schema")[0].splitlines()) == 1
+    assert CELL.casefold() not in "".join(traceback.format_exception(caught.value)).casefold()
+
+
+def test_there_are_enough_mistakes():
+    assert len(MISTAKES) >= 40
+
+
+def test_a_scale_is_taken_from_the_kinds_alone():
+    number = {"kind": "number", "range": [0, 1]}
+    tree = {"target": SCHEMA["target"], "columns": {"a": number, "b": number, "c": number}}
+    assert records.public_scale(silodp.Schema.read(tree)) == pytest.approx(3**0.5)
+    assert jax.config.jax_enable_x64 is False and Path.cwd()  # the estimators change no setting of JAX
