@@ -274,7 +274,8 @@ def hospitals(tmp_path, monkeypatch) -> Path:
 
 
 def test_every_example_is_accepted(hospitals):
-    for file in sorted((ROOT / "examples").glob("*.toml")):
+    configs = set((ROOT / "examples").glob("*.toml")) - {ROOT / "examples" / "schema.toml"}
+    for file in sorted(configs):
         prepared = runs.prepare(load_config(file))
         assert len(prepared.data.silos) == 10
         assert all(note.public for note in prepared.data.notes)

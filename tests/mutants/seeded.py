@@ -165,7 +165,7 @@ MUTANTS = [
         'return self.source.uniform(f"{self.scope}/{purpose}", shape, step)',
         "return self.source.uniform(purpose, shape, step)",
         "a record's two messages of a round are randomised by the same coins",
-        "tests/test_fresh_coins.py::test_two_users_of_a_source_share_nothing", quick=True,
+        "tests/test_fresh_coins.py::test_two_users_of_a_source_share_nothing",
     ),
     Mutant(
         "all-coins-shared-in-a-round", "silodp/randomness.py",
