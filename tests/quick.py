@@ -35,8 +35,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_channels_shuffled::test_a_first_batch_is_released_once_and_settled": ("shuffled-False",),
     "test_channels_shuffled::test_a_record_of_one_pass_may_be_in_the_first_batch_too": ("True",),
     "test_conformance::test_message_mode_is_the_simulation": (
-        "ce-psgm-shuffled-None", "diff2-bvr-l-sgd-untrusted-None", "sdp-spider-shuffled-2",
-        "soteria-saga-untrusted-None",
+        "ce-psgm-shuffled-None", "sdp-spider-shuffled-2", "soteria-saga-untrusted-None",
     ),
     "test_deploy_messages::test_a_header_tells_the_planned_size_of_a_batch_and_not_the_drawn_one": (
         "untrusted", "trusted", "saga",
@@ -73,7 +72,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_data_pytrees::test_messages_are_the_simulation": (),
     "test_gradients::test_a_loss_may_close_over_what_is_stacked": ("1",),
     "test_gradients::test_factors_sum_to_the_clipped_sum_and_can_be_replaced_one_by_one": (
-        "embedding-structured", "max pool-general", "tanh-*",
+        "embedding-structured", "max pool-general",
     ),
     "test_gradients::test_stacked_silos_equal_silos_on_their_own_also_beside_non_finite_records": ("9-*",),
     "test_gradients::test_vmap_over_silos_and_settings_inside_a_compiled_loop": ("structured-9", "general-9"),
@@ -87,6 +86,10 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_audit_recorded::test_nothing_that_is_not_public_is_kept": (),
     "test_data_pytrees::test_both_engines_agree": (),
     "test_sampling::test_places_are_those_of_nonzero": ("*1*",),
+    "test_audit_recorded::test_smaller_noise_is_convicted": (),
+    "test_channels_shuffled::test_a_sweep_over_epsilon_is_one_program_with_the_noise_of_each": (),
+    "test_data_pytrees::test_squares_of_whole_numbers_do_not_overflow_the_norm": ("*structured",),
+    "test_fresh_coins::test_rounds_of_a_simulation_have_noise_of_their_own": ("untrusted",),
 }  # fmt: skip
 
 
