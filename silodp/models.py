@@ -45,8 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "tanh": jnp.tanh,
 }
-LINEAR = ("linear", "ridge", "logistic", "softmax")
-KINDS = (*LINEAR, "mlp", "cnn")
+KINDS = tuple(registry.OWN["model"])
 INITIALS = ("default", "zeros", "normal")
 
 

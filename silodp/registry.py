@@ -59,6 +59,9 @@ SENTENCES = {
 AUTO, AUTO_IS = "auto", "dp-gd"
 AUTO_SENTENCE = "everything is chosen from public facts: features whitened by their private second moment, then dp-gd"
 
+# Models that are one matrix on the features.
+LINEAR = ("linear", "ridge", "logistic", "softmax")
+
 OWN: dict[str, dict[str, str]] = {
     "algorithm": {AUTO: "silodp.algorithms.gradient:ENTRIES"}
     | {name: f"silodp.algorithms.{family}:ENTRIES" for family, all_ in FAMILIES.items() for name in all_},
@@ -78,7 +81,7 @@ OWN: dict[str, dict[str, str]] = {
         "privunit": "silodp.channels.randomizers:PrivUnitG",
         "pvec": "silodp.channels.pvec:Summed",
     },
-    "model": dict.fromkeys(("linear", "ridge", "logistic", "softmax", "mlp", "cnn"), "silodp.models:build_model"),
+    "model": dict.fromkeys((*LINEAR, "mlp", "cnn"), "silodp.models:build_model"),
 }
 
 # Named data and ways to divide it: here too, so that they are listed without pandas (tests compare).

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float64
 
-LINEAR = ("linear", "ridge", "logistic", "softmax")
+from silodp.registry import LINEAR
+
 PARAMS, WHITENING = "params/", "whitening"
 
 

@@ -24,12 +24,12 @@ from silodp.config import Config, parse_config
 from silodp.core import Algorithm, Vector
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Facts, Stream
-from silodp.models import LINEAR, Model, model_of
+from silodp.models import Model, model_of
 from silodp.plan.auto import chosen_config
 from silodp.plan.calibrate import Noise, Part, noise_of, stream_shares
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Spent
-from silodp.registry import AUTO
+from silodp.registry import AUTO, LINEAR
 from silodp.registry import find as find_part
 from silodp.whiten import STREAM as MOMENT
 from silodp.whiten import Moment, Whitening
