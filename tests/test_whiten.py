@@ -9,7 +9,7 @@ import pytest
 
 import silodp
 from silodp.config import parse_config
-from silodp.core import Squares, packed, unpacked
+from silodp.core import Account, Squares, packed, unpacked
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.plan.certificate import settle
@@ -92,7 +92,7 @@ def test_both_stages_share_the_budget_and_are_settled_together(trust):
 def test_a_run_without_its_first_stage_is_not_settled():
     prepared = prepare(case(), DATA)
     with pytest.raises(KeyError, match="moment"):
-        settle(prepared.plan, prepared.before.joined(prepared.before).__class__({}, prepared.before.gradients))
+        settle(prepared.plan, Account.empty(["value"], (3,)))
 
 
 def test_the_noise_that_the_map_counts_with_is_that_of_the_average():

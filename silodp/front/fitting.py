@@ -37,15 +37,14 @@ class Fitted:
 
 def fitted(config: Config, data: FederatedData, model: Model | None, progress: Progress) -> Fitted:
     # Here, not above: a model that was loaded predicts without JAX.
-    from silodp.plan.certificate import certificate, settle
+    from silodp.plan.certificate import certificate
     from silodp.run.runner import context_of, prepare
 
     prepared = prepare(config, data, model)
     history, x, account = simulated(prepared, progress)
     statement = None
     if prepared.plan.private:
-        account = account if prepared.before is None else account.joined(prepared.before)
-        statement = certificate(prepared.plan, settle(prepared.plan, account), context_of(prepared))
+        statement = certificate(prepared.plan, prepared.settled(account), context_of(prepared))
     ground, section = prepared.ground, prepared.config.model.model_dump(mode="json", exclude_unset=True)
     params = ground.objective.unravel(x)
     own = model is not None or not registry.is_own("model", section["kind"])

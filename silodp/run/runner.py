@@ -27,6 +27,7 @@ from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.plan import WHITENING, Plan, claim_of, make_plan, resolved, trained_model, trained_on
 from silodp.plots import history_figure
+from silodp.privacy.kinds import Spent
 from silodp.run.answers import Answers
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
@@ -131,6 +132,10 @@ class Prepared:
     @property
     def data(self) -> FederatedData:
         return self.ground.data
+
+    def settled(self, account: Account) -> list[list[Spent]]:
+        """What each silo spent over all stages; an error when that is not what the plan allows."""
+        return settle(self.plan, account if self.before is None else account.joined(self.before))
 
 
 def prepare(
@@ -377,8 +382,7 @@ def finish(
     config, objective = prepared.config, prepared.ground.objective
     statement = None
     if prepared.plan.private:
-        account = account if prepared.before is None else account.joined(prepared.before)
-        statement = certificate(prepared.plan, settle(prepared.plan, account), context_of(prepared))
+        statement = certificate(prepared.plan, prepared.settled(account), context_of(prepared))
         directory.write_json("certificate.json", statement)
         directory.write_text("certificate.txt", as_text(statement))
     params, drawn_params = objective.unravel(last), objective.unravel(drawn)

@@ -22,7 +22,7 @@ from silodp.core import Account
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
-from silodp.plan.certificate import SIMULATED, settle
+from silodp.plan.certificate import SIMULATED
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.privacy.accountant import epsilon as epsilon_of
 from silodp.privacy.kinds import Spent
@@ -180,7 +180,7 @@ def settled(
 ) -> Outcome:
     if not member.plan.private or not whole:
         return Outcome(member, {}, history, None, x)
-    spent = settle(member.plan, account if member.before is None else account.joined(member.before))
+    spent = member.settled(account)
     delta = member.config.privacy.delta
     worst = max(epsilon_of(list(own), delta) for own in dict.fromkeys(map(tuple, spent)))  # silos are often alike
     return Outcome(member, {}, history, worst, x, spent)
