@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import silodp
 from silodp.config import parse_config
@@ -159,6 +160,27 @@ def test_the_average_of_the_last_iterates_is_the_result(tmp_path):
     run = silodp.train(averaged, data=DATA, out=tmp_path / "b")
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)])
     np.testing.assert_allclose(flat, np.mean(points[-3:], axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_keeps_the_map_that_its_parameters_belong_to(tmp_path):
+    run = silodp.train(case(), data=DATA, out=tmp_path / "run")
+    saved = load_file(run.directory / "model.safetensors")
+    rows = np.hstack([DATA.test.features, np.ones((len(DATA.test.features), 1))])
+    scores = rows @ saved["whitening"].T @ saved["last/dense1/weight"].T
+    np.testing.assert_array_equal(np.ravel(scores) > 0, run.predict(DATA.test.features))
+
+
+def test_settings_with_and_without_whitening_are_not_swept_together():
+    both = {"algorithm.name": ["auto", "dp-gd"]}
+    options = {"name": "dp-gd", "rounds": 2, "step_size": 1.0, "clip": 1.0}
+    with pytest.raises(ConfigError, match="some settings whiten the features and some do not"):
+        silodp.sweep(algorithm=options, epsilon=2.0, data=DATA, grid=both)
+
+
+def test_a_model_of_ones_own_must_take_the_constant():
+    model = silodp.build_model("logistic", inputs=5)
+    with pytest.raises(ConfigError, match="whiten: the model does not take 6 features"):
+        prepare(case(), DATA, model)
 
 
 @pytest.mark.parametrize(

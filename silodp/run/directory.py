@@ -3,7 +3,7 @@
 config.toml            what was asked for, enough to run it again
 history.jsonl          one row every `every` rounds
 checkpoint.safetensors the run between two rounds, after each chunk (removed when the run is complete)
-model.safetensors      parameters by name: last/... and drawn/...
+model.safetensors      parameters by name: last/... and drawn/..., and `whitening`, the map of the features, if any
 trajectory.safetensors the flat parameters of every history row, when run.trajectory asks for them
 answers.safetensors    what reached the server and everybody may see, when run.answers asks for it; plan.json with it
 summary.json           last row, guarantee per silo, timing, versions
@@ -145,13 +145,14 @@ class RunDirectory:
         save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial)
         os.replace(partial, self.path / name)
 
-    def save_model(self, last: PyTree, drawn: PyTree) -> None:
+    def save_model(self, last: PyTree, drawn: PyTree, whitening: np.ndarray | None = None) -> None:
+        """The parameters, and the map of the features that they belong to, if there is one."""
         arrays = {
             prefix + path: np.asarray(leaf)
             for prefix, params in (("last", last), ("drawn", drawn))
             for path, leaf in named_leaves(params)
         }
-        self.write_arrays("model.safetensors", arrays)
+        self.write_arrays("model.safetensors", arrays if whitening is None else arrays | {"whitening": whitening})
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:

@@ -63,6 +63,7 @@ class Ground:
     objective: ModelObjective
     records: PyTree  # all silos', stacked and padded
     metrics: tuple[tuple[str, Metric], ...] = ()  # the user's own
+    whitens: bool = False  # whether the objective is one of whitened features
     whitening: Whitening | None = None  # of the records, where a first stage gave one
 
     @staticmethod
@@ -79,8 +80,16 @@ class Ground:
         model = model or trained_model(config, facts)
         facts = facts_of(data, parameter_count(model))
         records = jax.tree.map(jnp.asarray, data.stack()[:2])
-        example = example_record(trained_on(config, facts))
-        return Ground(data, facts, build_objective(model, example, config.model.engine), records, own)
+        seen = trained_on(config, facts)
+        try:
+            objective = build_objective(model, example_record(seen), config.model.engine)
+        except TypeError:
+            if config.whiten is None:
+                raise
+            raise ConfigError(
+                f"whiten: the model does not take {seen.input_shape[0]} features; a constant comes in, so give it one more"
+            ) from None
+        return Ground(data, facts, objective, records, own, whitens=config.whiten is not None)
 
     def whitened(self, whitening: Whitening) -> Ground:
         """The same ground for the stage after whitening."""
@@ -151,6 +160,8 @@ def prepare(
 def prepared_on(ground: Ground, config: Config) -> Prepared:
     """One setting on data that is loaded already; of a simulation its first stage is run, if it has one."""
     plan = make_plan(config, ground.facts)
+    if ground.whitens != (plan.config.whiten is not None):
+        raise ConfigError("algorithm.name: some settings whiten the features and some do not; sweep them apart")
     if plan.config.whiten is None:
         return assembled(ground, plan)
     bounds = vouched_bounds(plan.at(WHITENING), ground.objective, ground.records)
@@ -386,7 +397,8 @@ def finish(
         directory.write_json("certificate.json", statement)
         directory.write_text("certificate.txt", as_text(statement))
     params, drawn_params = objective.unravel(last), objective.unravel(drawn)
-    directory.save_model(params, drawn_params)
+    whitening = prepared.ground.whitening
+    directory.save_model(params, drawn_params, None if whitening is None else whitening.matrix)
     if config.run.trajectory:
         directory.save_trajectory(objective.parameters)
     for ending in config.run.figures:
