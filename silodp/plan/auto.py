@@ -1,8 +1,8 @@
 """`algorithm.name = "auto"`: from public facts alone to a config that leaves nothing to choose.
 
 The recipe was found by measurement (`python -m bench.utility` measures it again): whiten the features by their private
-second moment, then few rounds of DP-GD with long steps and the mean of the last iterates. Its constants are the same for
-all data.
+second moment, then few rounds of DP-GD with long steps and the mean of the last iterates. Its constants are the same
+for all data.
 
     nu = sqrt(parameters) * (noise on the average gradient, in clip norms, were it the only release)
 

@@ -87,7 +87,7 @@ class Ground:
             if config.whiten is None:
                 raise
             raise ConfigError(
-                f"whiten: the model does not take {seen.input_shape[0]} features; whitening adds a constant: give it one more"
+                f"whiten: the model does not take {seen.input_shape[0]} features; a constant comes in: give it one more"
             ) from None
         return Ground(data, facts, objective, records, own, whitens=config.whiten is not None)
 
