@@ -656,7 +656,7 @@ MUTANTS = [
     ),
     Mutant(
         "run-not-settled", "silodp/run/runner.py",
-        "certificate(prepared.plan, settle(prepared.plan, account), context_of(prepared))",
+        "certificate(prepared.plan, prepared.settled(account), context_of(prepared))",
         "certificate(prepared.plan, [prepared.plan.spent(i) for i in range(account.gradients.size)], context_of(prepared))",
         "the certificate says what was planned, whatever was released",
         "tests/test_certificate.py::test_an_algorithm_that_declares_too_little_is_caught",
