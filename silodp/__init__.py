@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from silodp.config import Config as Config
     from silodp.core import Algorithm as Algorithm
     from silodp.core import Federation as Federation
-    from silodp.core import Public as Public
-    from silodp.core import Release as Release
     from silodp.core import Silo as Silo
     from silodp.data import FederatedData as FederatedData
     from silodp.data import Schema as Schema
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from silodp.plan.account import account as account
     from silodp.plan.plan import Plan as Plan
     from silodp.registry import register as register
+    from silodp.releases import Public as Public
+    from silodp.releases import Release as Release
     from silodp.run.directory import load_model as load_model
     from silodp.run.runner import Run as Run
     from silodp.run.runner import resume as resume
@@ -68,9 +68,9 @@ _HOMES = {
     "Federation": "silodp.core",
     "Model": "silodp.models",
     "Plan": "silodp.plan.plan",
-    "Public": "silodp.core",
+    "Public": "silodp.releases",
     "Randomizer": "silodp.channels",
-    "Release": "silodp.core",
+    "Release": "silodp.releases",
     "Run": "silodp.run.runner",
     "Schema": "silodp.data",
     "Silo": "silodp.core",

@@ -25,13 +25,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from silodp.channels import Channel
-from silodp.core import Account, Algorithm, Answer, Public, RecordMean, Release, Silo, Site, Statistic, Vector
+from silodp.core import Algorithm, Silo, Site
 from silodp.doubles import Double
 from silodp.errors import ConfigError
 from silodp.facts import Declared
 from silodp.follow import PRIVATISED, SECRET, Findings, checked, followed_program
 from silodp.objective import Objective, sees_several
 from silodp.randomness import SeededRandomness, Shape, Step
+from silodp.releases import Account, Answer, Public, RecordMean, Release, Statistic, Vector
 from silodp.sampling import Batch, BatchRule, Full
 
 

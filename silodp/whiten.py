@@ -24,9 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from silodp.core import Algorithm, Answer, Federation, Silo, Stream, Vector, unpacked
-from silodp.facts import Facts
+from silodp.core import Algorithm, Federation, Silo
+from silodp.facts import Facts, Stream
 from silodp.prox import build_prox
+from silodp.releases import Answer, Vector, unpacked
 from silodp.sampling import Full
 
 STREAM = "moment"

@@ -20,10 +20,10 @@ from silodp.channels.channel import Form, Noised, evaluated
 from silodp.channels.randomizers import Duchi, PrivUnitG
 from silodp.cli import app
 from silodp.compressors import RandK
-from silodp.core import RecordMean, Release
 from silodp.deploy.shuffler import Shuffler
 from silodp.errors import ConfigError
 from silodp.randomness import party_key
+from silodp.releases import RecordMean, Release
 from silodp.run import federation
 from silodp.sampling import MOVES, TwoLevel
 

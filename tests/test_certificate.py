@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from silodp.algorithms.gradient import GradientDescent
-from silodp.core import Account, Stream, Tally
 from silodp.data.types import Note
+from silodp.facts import Stream
 from silodp.plan.certificate import AccountingError, Context, as_text, certificate, settle
+from silodp.releases import Account, Tally
 from silodp.run.runner import prepare
 from silodp.run.runner import train as run
 from tests.cases import case

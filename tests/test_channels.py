@@ -19,7 +19,7 @@ from silodp.channels.pvec import Part
 from silodp.channels.sealed import OVERHEAD, Terms
 from silodp.compressors import Identity, RandK
 from silodp.config import ModelConfig, parse_config
-from silodp.core import Account, Public, Release, Silo, Site
+from silodp.core import Silo, Site
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Declared, Facts, Stream
 from silodp.models import model_of
@@ -31,6 +31,7 @@ from silodp.privacy.coins import sensitivity
 from silodp.privacy.kinds import Full as Gaussian
 from silodp.privacy.kinds import Masked, Releases, Spent
 from silodp.randomness import SeededRandomness
+from silodp.releases import Account, Public, Release
 from silodp.sampling import MOVES, FixedSize, Full
 from tests.cases import case
 from tests.outside.topk import TopK

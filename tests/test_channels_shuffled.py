@@ -19,7 +19,7 @@ from silodp.algorithms import find
 from silodp.algorithms.entry import Case
 from silodp.channels import Summed
 from silodp.config import AlgorithmConfig, Config, parse_config
-from silodp.core import Account, Silo, Site
+from silodp.core import Silo, Site
 from silodp.data import FederatedData, SiloData
 from silodp.errors import ConfigError
 from silodp.facts import Facts
@@ -30,6 +30,7 @@ from silodp.privacy import gaussian
 from silodp.privacy.clones import Shuffled
 from silodp.privacy.coins import dominating_gaussian, gaussian_multiplier, sensitivity
 from silodp.randomness import SeededRandomness
+from silodp.releases import Account
 from silodp.run import group as machinery
 from silodp.run.runner import prepare
 from silodp.run.runner import train as run

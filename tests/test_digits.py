@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from silodp.channels.channel import SMALLEST_BOUND, privatise
 from silodp.config import parse_config
-from silodp.core import Release
 from silodp.digits import rounded_up
 from silodp.errors import ConfigError
 from silodp.randomness import SeededRandomness, SystemRandomness
+from silodp.releases import Release
 
 
 @given(st.floats(1e-30, 1e30), st.integers(2, 6))

@@ -16,15 +16,16 @@ import silodp
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.gradient import GradientDescent
 from silodp.config import ModelConfig
-from silodp.core import POINT, Algorithm, Answer, Public, RecordMean, Release, Silo, Statistic, Stream, Vector
+from silodp.core import POINT, Algorithm, Silo
 from silodp.errors import ConfigError
-from silodp.facts import Declared, Facts
+from silodp.facts import Declared, Facts, Stream
 from silodp.flow import Findings, examine, expected, refuse_leaks
 from silodp.models import model_of
 from silodp.objective import ModelObjective, build_objective, example_record, refuse_shared_loss
 from silodp.plan.plan import Plan, make_plan
 from silodp.privacy import kinds
 from silodp.prox import build_prox
+from silodp.releases import Answer, Public, RecordMean, Release, Statistic, Vector
 from silodp.sampling import BatchRule, Full, Poisson
 from tests.cases import CASES, case
 

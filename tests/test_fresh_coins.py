@@ -15,9 +15,10 @@ from silodp.channels import Channel, Compressed, Trusted, Untrusted
 from silodp.channels.channel import Noised
 from silodp.compressors import Identity, RandK
 from silodp.config import parse_config
-from silodp.core import Account, RecordMean, Release, Silo, Site, Vector
+from silodp.core import Silo, Site
 from silodp.prox import NoProx
 from silodp.randomness import Scoped, SeededRandomness, SharedBatch, SystemRandomness
+from silodp.releases import Account, RecordMean, Release, Vector
 from silodp.run import selection
 from silodp.run.federation import SimulatedFederation
 from silodp.run.runner import prepare

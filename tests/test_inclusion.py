@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from silodp.channels import Untrusted
-from silodp.core import Account, Silo, Site
+from silodp.core import Silo, Site
 from silodp.randomness import SeededRandomness, party_key
+from silodp.releases import Account
 from silodp.sampling import BatchRule, FixedSize, OnePass, Poisson, TwoLevel
 
 SIZE, PADDED, DRAWS = 10, 13, 40_000

@@ -18,7 +18,8 @@ import pytest
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.gradient import GradientDescent
 from silodp.channels import Untrusted, privatise
-from silodp.core import Answer, Release, Silo, Vector
+from silodp.core import Silo
+from silodp.releases import Answer, Release, Vector
 from silodp.run.runner import prepare
 from silodp.run.simulate import Problem, Setting, one_round, start
 from tests.cases import case

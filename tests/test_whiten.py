@@ -10,11 +10,11 @@ from safetensors.numpy import load_file
 
 import silodp
 from silodp.config import parse_config
-from silodp.core import Account, Squares, packed, unpacked
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.plan.certificate import settle
 from silodp.plan.plan import WHITENING, Plan, make_plan
+from silodp.releases import Account, Squares, packed, unpacked
 from silodp.run.runner import prepare
 from silodp.run.sweep import run_configs
 from silodp.sampling import SQUARES_MOVE

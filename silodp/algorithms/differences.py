@@ -47,8 +47,10 @@ from silodp.algorithms.theory import (
     stable_step,
     whole,
 )
-from silodp.core import POINT, Algorithm, Answer, Federation, Public, Silo, Stream, Vector, distance
+from silodp.core import POINT, Algorithm, Federation, Silo, distance
+from silodp.facts import Stream
 from silodp.privacy.accountant import optimal_share
+from silodp.releases import Answer, Public, Vector
 from silodp.sampling import BatchRule, Full
 
 

@@ -21,7 +21,9 @@ from silodp.algorithms import theory
 from silodp.algorithms.entry import ALL, BOTH, Case, Entry, Printed
 from silodp.algorithms.papers import CONVEX, DIFF2, LOWY, SHUFFLED, SUMS, diff2_noise, lowy_sgd_noise
 from silodp.algorithms.theory import GAP, Choice, condition, whole
-from silodp.core import POINT, Algorithm, Answer, Federation, Silo, Stream, Vector
+from silodp.core import POINT, Algorithm, Federation, Silo
+from silodp.facts import Stream
+from silodp.releases import Answer, Vector
 from silodp.sampling import BatchRule, Full
 
 

@@ -19,7 +19,9 @@ from silodp.algorithms.entry import Entry, Printed
 from silodp.algorithms.gradient import State
 from silodp.algorithms.papers import LOWY, lowy_sgd_noise
 from silodp.algorithms.theory import Choice, horizon, whole
-from silodp.core import POINT, Algorithm, Federation, Public, Silo, Stream, Vector
+from silodp.core import POINT, Algorithm, Federation, Silo
+from silodp.facts import Stream
+from silodp.releases import Public, Vector
 from silodp.sampling import BatchRule, Full
 
 

@@ -28,10 +28,12 @@ from jaxtyping import PyTree
 from silodp.algorithms.entry import BOTH, Case, Entry, Printed
 from silodp.algorithms.papers import MU2
 from silodp.algorithms.theory import Choice
-from silodp.core import POINT, Algorithm, Answer, Federation, Release, Silo, Stream, Vector
+from silodp.core import POINT, Algorithm, Federation, Silo
 from silodp.doubles import Double
+from silodp.facts import Stream
 from silodp.privacy import gaussian
 from silodp.prox import Ball
+from silodp.releases import Answer, Release, Vector
 from silodp.sampling import Cumulative
 
 

@@ -42,8 +42,10 @@ from silodp.algorithms.theory import (
     stable_step,
     whole,
 )
-from silodp.core import POINT, Answer, Federation, Silo, Stream, Vector, distance
+from silodp.core import POINT, Federation, Silo, distance
 from silodp.errors import Inadmissible
+from silodp.facts import Stream
+from silodp.releases import Answer, Vector
 from silodp.sampling import BatchRule, Full
 
 

@@ -30,8 +30,10 @@ from silodp.algorithms.entry import Case, Entry, Printed
 from silodp.algorithms.gradient import GradientDescent
 from silodp.algorithms.papers import SOTERIA
 from silodp.algorithms.theory import Choice, horizon, whole
-from silodp.core import NUMBER, POINT, Algorithm, Answer, Federation, Release, Silo, Stream, Vector
+from silodp.core import NUMBER, POINT, Algorithm, Federation, Silo
 from silodp.doubles import Double
+from silodp.facts import Stream
+from silodp.releases import Answer, Release, Vector
 from silodp.sampling import Full, Recomputed, TwoLevel
 
 SHORT_RUN, RENEWED = 8, 64  # see `Table`

@@ -25,7 +25,9 @@ import jax.numpy as jnp
 from silodp.algorithms.entry import BOTH, Case, Entry, Printed
 from silodp.algorithms.papers import LOWY, SHUFFLED, SUMS
 from silodp.algorithms.theory import GAP, Choice, condition, whole
-from silodp.core import POINT, Algorithm, Answer, Federation, Silo, Stream, Vector, distance
+from silodp.core import POINT, Algorithm, Federation, Silo, distance
+from silodp.facts import Stream
+from silodp.releases import Answer, Vector
 from silodp.sampling import BatchRule, Full
 
 

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from silodp.core import Account, Answer, Public, RecordMean, Release, Silo, Site, Vector
+from silodp.core import Silo, Site
 from silodp.doubles import exact
 from silodp.randomness import SERVER, SeededRandomness, party_key
+from silodp.releases import Account, Answer, Public, RecordMean, Release, Vector
 from silodp.run.runner import Prepared
 
 ROUNDING = 1e-6  # of the bound itself, which is a float32 number

@@ -18,9 +18,10 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from silodp.audit.canaries import Canaries, canary_data
 from silodp.channels import Channel
-from silodp.core import Answer, Public, Release, Silo, Vector
+from silodp.core import Silo
 from silodp.plan.certificate import settle
 from silodp.randomness import SERVER, SeededRandomness, party_key
+from silodp.releases import Answer, Public, Release, Vector
 from silodp.run.federation import Ends, SimulatedFederation
 from silodp.run.runner import Prepared
 from silodp.run.simulate import start

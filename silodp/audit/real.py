@@ -24,7 +24,7 @@ from silodp.audit.lowbits import reachable
 from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Row
 from silodp.channels.channel import std_of
 from silodp.config import parse_config
-from silodp.core import Account, Silo, Site
+from silodp.core import Silo, Site
 from silodp.data import FederatedData, Note, SiloData
 from silodp.deploy.coordinator import SiloProcess, joined
 from silodp.deploy.silo import SiloServer, reply
@@ -33,6 +33,7 @@ from silodp.errors import Refused
 from silodp.plan.certificate import settle
 from silodp.privacy import accountant
 from silodp.randomness import SERVER, SeededRandomness, SystemRandomness, party_key
+from silodp.releases import Account
 from silodp.run.runner import Prepared, prepare
 
 CANARIES, BLANK, ROUNDS, LOCAL_STEPS = 1500, 1000, 4, 3

@@ -28,7 +28,7 @@ from silodp.audit import attack
 from silodp.audit.attack import Reading
 from silodp.channels.sealed import Terms
 from silodp.channels.shuffled import MESSAGE, Shuffled, message_bytes, message_vector
-from silodp.core import Account, Silo, Site
+from silodp.core import Silo, Site
 from silodp.data import FederatedData, Note, SiloData
 from silodp.deploy.shuffler import Shuffler
 from silodp.models import Model, from_loss
@@ -37,6 +37,7 @@ from silodp.privacy import halfspace
 from silodp.privacy.clones import Messages
 from silodp.privacy.clones import Shuffled as Hiding
 from silodp.randomness import SeededRandomness, party_key
+from silodp.releases import Account
 from silodp.run.runner import Prepared
 
 SIZES = (2, 2)  # among few messages the claim is nearly attained; among many the proof gives away more

@@ -18,11 +18,12 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from silodp import registry
-from silodp.core import Account, Answer, Public, RecordMean, Release, Scalar, Silo, Vector
+from silodp.core import Silo
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Stream
 from silodp.privacy.kinds import Releases, Spent
 from silodp.randomness import Randomness
+from silodp.releases import Account, Answer, Public, RecordMean, Release, Scalar, Vector
 
 if TYPE_CHECKING:
     from silodp.channels.sealed import Terms

@@ -26,11 +26,12 @@ from silodp import registry
 from silodp.channels.channel import Channel, Packed, Wishes, normalised, refuse_randomizer, trust_of
 from silodp.channels.untrusted import Untrusted
 from silodp.compressors import Compressor, RandK, build_compressor, shift_rate
-from silodp.core import Account, Answer, RecordMean, Release, Silo, Vector
+from silodp.core import Silo
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Stream
 from silodp.privacy.kinds import Full, Masked, Releases
 from silodp.randomness import Randomness, SeededRandomness
+from silodp.releases import Account, Answer, RecordMean, Release, Vector
 
 
 class Message(eqx.Module):

@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int, PyTree, UInt32
 from silodp.channels.channel import Channel, Multipliers, Packed, SiloEnd, per_record
 from silodp.channels.masks import Masks
 from silodp.channels.shuffled import Shuffled, check_alike, known_dimension, largest
-from silodp.core import Account, Answer, Silo, Vector
+from silodp.core import Silo
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Declared, Facts, Stream
 from silodp.privacy import accountant
@@ -42,6 +42,7 @@ from silodp.privacy.coins import (
 )
 from silodp.privacy.kinds import Releases, Spent
 from silodp.randomness import Randomness, Scoped, Shape, Step
+from silodp.releases import Account, Answer, Vector
 
 _LARGEST_TABLE_BITS = 2**38  # a table of 5 million entries
 

@@ -38,7 +38,7 @@ from silodp.channels.channel import (
 )
 from silodp.channels.randomizers import Duchi, Randomizer
 from silodp.channels.sealed import OVERHEAD, Batch, Terms, open_batch, seal
-from silodp.core import Account, Answer, Silo, Vector
+from silodp.core import Silo
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Declared, Stream
 from silodp.privacy import accountant
@@ -46,6 +46,7 @@ from silodp.privacy.clones import Messages
 from silodp.privacy.clones import Shuffled as Hiding
 from silodp.privacy.kinds import Disjoint, Releases, Spent
 from silodp.randomness import Randomness, Scoped
+from silodp.releases import Account, Answer, Vector
 
 ROUND = "round"  # the batch that all messages of a round share
 MESSAGE = "message"  # the line of the account that all shuffled messages belong to

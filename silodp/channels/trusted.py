@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from silodp.channels.channel import Channel, Multipliers, Packed, evaluated, normalised, privatise
-from silodp.core import Account, Answer, Public, Release, Silo, Vector
+from silodp.core import Silo
 from silodp.doubles import Double, exact
 from silodp.facts import Declared
 from silodp.randomness import Randomness
+from silodp.releases import Account, Answer, Public, Release, Vector
 
 
 def weighted(messages: Release, weights: Float[Array, " m"]) -> Double:

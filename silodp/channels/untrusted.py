@@ -22,9 +22,10 @@ from silodp.channels.channel import (
     refuse_randomizer,
     std_of,
 )
-from silodp.core import Account, Answer, Public, Silo, Vector
+from silodp.core import Silo
 from silodp.errors import ConfigError
 from silodp.randomness import Randomness
+from silodp.releases import Account, Answer, Public, Vector
 
 
 class Untrusted(Channel):

@@ -24,12 +24,12 @@ from silodp import registry
 from silodp.channels import Packed
 from silodp.channels.sealed import Terms
 from silodp.config import Config, named_parts, parse_config
-from silodp.core import Account, Answer, Public, Tally, Vector
 from silodp.deploy.shuffler import TOKEN, ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
 from silodp.plan.plan import Plan
 from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandomness, party_key
+from silodp.releases import Account, Answer, Public, Tally, Vector
 
 Records = Mapping[str, np.ndarray]  # of one silo: every array by its path, features... and targets...
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from silodp import registry
-from silodp.core import Account, Silo, Site, ask, privatised
+from silodp.core import Silo, Site, ask, privatised
 from silodp.deploy.shuffler import ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
@@ -31,6 +31,7 @@ from silodp.plan.checks import vouched_bounds
 from silodp.plan.plan import WHITENING, Plan, make_plan, trained_model, trained_on
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
 from silodp.records import count, fitting
+from silodp.releases import Account
 from silodp.whiten import STREAM as MOMENT
 
 # Errors about what was sent: their text goes back.

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from silodp import registry
-from silodp.core import Account, Tally
 from silodp.data.types import Note
 from silodp.digits import rounded_up
 from silodp.facts import Stream
 from silodp.plan.plan import Claim, Plan
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent
+from silodp.releases import Account, Tally
 
 SIMULATED = "simulation: seeded noise, not private"
 FLOAT_NOISE = "of a simulation, in float32 from a seed: its lowest bits, and whoever knows the seed, tell the values"

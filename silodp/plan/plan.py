@@ -21,7 +21,7 @@ from silodp.algorithms.entry import Case, Entry, Printed, prox_kind
 from silodp.algorithms.theory import Choice
 from silodp.channels import Channel, Wishes
 from silodp.config import Config, parse_config
-from silodp.core import Algorithm, Vector
+from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Facts, Stream
 from silodp.models import Model, model_of
@@ -31,6 +31,7 @@ from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Spent
 from silodp.registry import AUTO, LINEAR
 from silodp.registry import find as find_part
+from silodp.releases import Vector
 from silodp.whiten import STREAM as MOMENT
 from silodp.whiten import Moment, Whitening
 

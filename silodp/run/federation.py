@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
-from silodp.core import Account, Algorithm, Answer, Public, Silo, Site, Vector, ask, privatised
+from silodp.core import Algorithm, Silo, Site, ask, privatised
 from silodp.facts import participants
 from silodp.objective import Objective
 from silodp.randomness import SERVER, SeededRandomness, party_key
+from silodp.releases import Account, Answer, Public, Vector
 
 
 class Silos(eqx.Module):

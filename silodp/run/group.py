@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from silodp.core import Account
+from silodp.releases import Account
 from silodp.run.history import Row, rows_of, with_totals
 from silodp.run.progress import Update
 from silodp.run.runner import Prepared

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from silodp.core import Algorithm, Vector
+from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.objective import ModelObjective
 from silodp.prox import NoProx
+from silodp.releases import Vector
 from silodp.run.federation import Silos
 
 CHUNK = 8192  # records evaluated at a time, which bounds the memory of a measurement

@@ -15,7 +15,6 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from silodp.config import Config
-from silodp.core import Account
 from silodp.data import FederatedData, read_data
 from silodp.deploy.coordinator import message_federation
 from silodp.errors import ConfigError
@@ -28,6 +27,7 @@ from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, 
 from silodp.plan.plan import WHITENING, Plan, claim_of, make_plan, resolved, trained_model, trained_on
 from silodp.plots import history_figure
 from silodp.privacy.kinds import Spent
+from silodp.releases import Account
 from silodp.run.answers import Answers
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos

@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
-from silodp.core import SETTINGS, Algorithm, Door, Vector
+from silodp.core import SETTINGS, Algorithm, Door
 from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
+from silodp.releases import Vector
 from silodp.run.federation import Ends, Silos, SimulatedFederation, opening
 from silodp.run.measure import Wanted, measure
 

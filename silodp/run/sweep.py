@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from silodp.config import Config, parse_config
-from silodp.core import Account
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
@@ -26,6 +25,7 @@ from silodp.plan.certificate import SIMULATED
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.privacy.accountant import epsilon as epsilon_of
 from silodp.privacy.kinds import Spent
+from silodp.releases import Account
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.group import Group, Ran
 from silodp.run.measure import Metric

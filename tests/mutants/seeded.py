@@ -10,25 +10,25 @@ MUTANTS = [
     *ARITHMETIC,
     # --- core: what is counted, clipped and let out ---
     Mutant(
-        "bound-halved", "silodp/core.py",
+        "bound-halved", "silodp/releases.py",
         "bound = self.vectors.moves * clip", "bound = self.vectors.moves / 2 * clip",
         "forgets that a replaced record leaves as well as comes",
         "tests/rounding/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
     ),
     Mutant(
-        "statistic-unclipped", "silodp/core.py",
+        "statistic-unclipped", "silodp/releases.py",
         "rows * factor[:, None]", "rows",
         "a statistic that is no gradient is not clipped",
         "tests/rounding/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
     ),
     Mutant(
-        "last-multiplier", "silodp/core.py",
+        "last-multiplier", "silodp/releases.py",
         "Tally(old.count + 1, jnp.minimum(old.multiplier, multiplier))", "Tally(old.count + 1, multiplier)",
         "the account keeps the last multiplier, not the least",
         "tests/test_certificate.py::test_an_account_keeps_every_release_and_the_least_noise", quick=True,
     ),
     Mutant(
-        "release-not-counted", "silodp/core.py",
+        "release-not-counted", "silodp/releases.py",
         "Tally(old.count + 1, ", "Tally(old.count, ",
         "releases are not counted",
         "tests/test_certificate.py::test_an_account_keeps_every_release_and_the_least_noise",
@@ -92,7 +92,7 @@ MUTANTS = [
         "tests/rounding/test_worst_neighbours.py::test_a_gradient_that_rounding_turns_does_not_exceed_the_bound_of_svrg",
     ),
     Mutant(
-        "whole-numbers-unclipped", "silodp/core.py",
+        "whole-numbers-unclipped", "silodp/releases.py",
         "(records).astype(jnp.float32)", "(records)",
         "squares of whole numbers wrap around, and a statistic of them is not clipped",
         "tests/rounding/test_arithmetic.py::test_a_statistic_of_any_type_of_number_is_clipped",

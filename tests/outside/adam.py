@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from silodp.core import POINT, Algorithm, Stream
+from silodp.core import POINT, Algorithm
+from silodp.facts import Stream
 from silodp.sampling import BatchRule, Full
 
 

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from silodp.core import POINT, Algorithm, Public, Stream
+from silodp.core import POINT, Algorithm
+from silodp.facts import Stream
+from silodp.releases import Public
 from silodp.sampling import BatchRule, Full
 
 

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from silodp.algorithms.gradient import GradientDescent, State
 from silodp.channels import Untrusted
 from silodp.channels.channel import Noised, evaluated
-from silodp.core import POINT, Public, Release, Stream
+from silodp.core import POINT
+from silodp.facts import Stream
+from silodp.releases import Public, Release
 
 
 class RawPublic(GradientDescent):

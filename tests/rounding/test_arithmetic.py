@@ -13,7 +13,7 @@ from silodp import gradients
 from silodp.algorithms.mu2 import Mu2
 from silodp.algorithms.soteria import RENEWED, SHORT_RUN
 from silodp.channels.trusted import Trusted, weighted
-from silodp.core import RecordMean, Release, Statistic, distance
+from silodp.core import distance
 from silodp.doubles import Double, exact, two_product
 from silodp.gradients import Regularised, dense, embed
 from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, clip_factor, in_runs, whole_runs
@@ -21,6 +21,7 @@ from silodp.gradients.structure import find_structure
 from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN, block_size
 from silodp.prox import build_prox
 from silodp.randomness import SystemRandomness
+from silodp.releases import RecordMean, Release, Statistic
 from silodp.sampling import Batch, Cumulative, Full, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from silodp.algorithms.differences import RecursiveDifference
 from silodp.channels import Untrusted
-from silodp.core import Account, RecordMean, Release, Silo, Site
+from silodp.core import Silo, Site
 from silodp.doubles import Double, exact
 from silodp.models import build_model
 from silodp.objective import build_objective
 from silodp.prox import NoProx
 from silodp.randomness import SeededRandomness
+from silodp.releases import Account, RecordMean, Release
 from silodp.sampling import BatchRule, FixedSize, Full, Poisson
 
 SIZE, PADDED, FEATURES, CLIP = 6, 8, 3, 0.7

@@ -16,7 +16,7 @@ import silodp
 from silodp.algorithms.soteria import SVRG
 from silodp.audit.neighbours import measured_sensitivity
 from silodp.channels import Untrusted
-from silodp.core import Account, Silo, Site
+from silodp.core import Silo, Site
 from silodp.data import FederatedData, SiloData
 from silodp.doubles import exact
 from silodp.gradients import SLACK
@@ -24,6 +24,7 @@ from silodp.models import build_model
 from silodp.objective import build_objective
 from silodp.prox import NoProx
 from silodp.randomness import SeededRandomness
+from silodp.releases import Account
 from silodp.run.runner import prepare
 from silodp.sampling import Recomputed, TwoLevel
 from tests.cases import case
