@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.data import read_data
+from silodp.parse import parse_config
 from silodp.run.runner import Prepared, prepare
 
 MNIST_INPUTS = 785

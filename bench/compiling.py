@@ -9,7 +9,8 @@ import jax
 
 from bench.synthetic import records
 from silodp.algorithms import REGISTRY
-from silodp.config import Config, parse_config
+from silodp.config import Config
+from silodp.parse import parse_config
 from silodp.run.runner import prepare
 from silodp.run.simulate import begin, compile_run
 

@@ -84,7 +84,7 @@ def prepared(folder: Path) -> None:
         x = rng.normal(size=(count, 5))
         lines = [",".join([*(f"{v:.4f}" for v in row), "ill" if row.sum() > 0 else "well"]) for row in x]
         (folder / "silos" / f"silo{i}.csv").write_text("a,b,c,d,e,outcome\n" + "\n".join(lines) + "\n")
-    from silodp.config import parse_config, to_toml
+    from silodp.parse import parse_config, to_toml
 
     data = {"source": str(folder / "silos"), "target": "outcome"}
     (folder / "config.toml").write_text(to_toml(parse_config({"data": data, **SPIDER})))

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.timing import clock, quartiles
-from silodp.config import parse_config
 from silodp.data.types import FederatedData, SiloData
+from silodp.parse import parse_config
 from silodp.run.runner import prepare
 from silodp.run.simulate import begin, compile_run
 

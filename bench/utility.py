@@ -20,9 +20,9 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from silodp.config import parse_config
 from silodp.data import FederatedData
 from silodp.data.datasets import load_dataset
+from silodp.parse import parse_config
 from silodp.run.sweep import run_configs
 
 HERE = Path(__file__).parent

@@ -19,8 +19,8 @@ from silodp import __version__, registry
 from silodp.cli_fit import fit, predict
 from silodp.cli_schema import app as schema
 from silodp.compiler import compile_quickly
-from silodp.config import load_config
 from silodp.errors import ConfigError, Refused
+from silodp.parse import load_config
 from silodp.run.directory import RunDirectory, is_resumable, new_path, refuse_existing
 from silodp.show import (
     MESSAGES,
@@ -210,7 +210,7 @@ def check(
 ) -> None:
     """Run the library's own checks on a part from outside; certificates then say that it passed."""
     from silodp.audit.check import check as execute
-    from silodp.config import toml_value
+    from silodp.parse import toml_value
 
     with refusals():
         pairs = [option.partition("=") for option in set or []]

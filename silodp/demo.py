@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.data import read_data
 from silodp.digits import rounded_up
+from silodp.parse import parse_config
 from silodp.plots import curve_figure, history_figure
 from silodp.run.directory import free_path
 from silodp.run.progress import bars

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from silodp import registry
-from silodp.config import Config, named_parts
+from silodp.config import Config
+from silodp.parse import named_parts
 
 AFFECTING = ("algorithm", "channel", "randomizer")  # a compressor and a model only see what is public or clipped
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from silodp.algorithms import REGISTRY
-from silodp.config import Config, parse_config
+from silodp.config import Config
+from silodp.parse import parse_config
 from silodp.plan.plan import Plan
 
 ROUNDS = 6

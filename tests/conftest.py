@@ -23,8 +23,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import tests.typed  # noqa: F401 (before silodp: it checks what is imported afterwards)
-from silodp.config import parse_config, to_toml
 from silodp.data import FederatedData, SiloData
+from silodp.parse import parse_config, to_toml
 from tests.quick import is_slow, unfit
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
-from silodp.config import Config, ConfigError, parse_config, to_toml
+from silodp.config import Config
+from silodp.errors import ConfigError
 from silodp.gradients.blocks import SLACK
+from silodp.parse import parse_config, to_toml
 from silodp.plan.account import account
 
 TEN = {"silos": 10, "records": 1651}

@@ -12,13 +12,14 @@ import pytest
 
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.soteria import Table
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.deploy.coordinator import joined
 from silodp.errors import ConfigError
 from silodp.models import build_model
 from silodp.objective import build_objective
+from silodp.parse import parse_config
 from silodp.plan.certificate import settle
-from silodp.plan.plan import make_plan
+from silodp.plan.make import make_plan
 from silodp.run import measure
 from silodp.run.federation import Silos
 from silodp.run.runner import Prepared, facts_of, prepare

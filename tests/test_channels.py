@@ -18,13 +18,15 @@ from silodp.channels.channel import ServerEnd, SiloEnd
 from silodp.channels.pvec import Part
 from silodp.channels.sealed import OVERHEAD, Terms
 from silodp.compressors import Identity, RandK
-from silodp.config import ModelConfig, parse_config
+from silodp.config import ModelConfig
 from silodp.core import Silo, Site
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Declared, Facts, Stream
 from silodp.models import model_of
 from silodp.objective import build_objective, example_record
-from silodp.plan.plan import Plan, make_plan
+from silodp.parse import parse_config
+from silodp.plan.make import make_plan
+from silodp.plan.plan import Plan
 from silodp.privacy import accountant
 from silodp.privacy.clones import Messages
 from silodp.privacy.coins import sensitivity

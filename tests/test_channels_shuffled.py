@@ -18,14 +18,15 @@ from silodp import sweep
 from silodp.algorithms import find
 from silodp.algorithms.entry import Case
 from silodp.channels import Summed
-from silodp.config import AlgorithmConfig, Config, parse_config
+from silodp.config import AlgorithmConfig, Config
 from silodp.core import Silo, Site
 from silodp.data import FederatedData, SiloData
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from silodp.parse import parse_config
 from silodp.plan.account import account, draw_curves
 from silodp.plan.certificate import Context, certificate
-from silodp.plan.plan import make_plan
+from silodp.plan.make import make_plan
 from silodp.privacy import gaussian
 from silodp.privacy.clones import Shuffled
 from silodp.privacy.coins import dominating_gaussian, gaussian_multiplier, sensitivity

@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from silodp import data, demo
 from silodp.algorithms import REGISTRY
 from silodp.cli import app
-from silodp.config import load_config
 from silodp.data import DATASETS
+from silodp.parse import load_config
 from silodp.run import progress, simulate
 from silodp.run import runner as runs
 from silodp.run.directory import load_model

@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
-from silodp.config import Config, ConfigError, load_config, parse_config, to_toml, toml_value, with_overrides
+from silodp.config import Config
 from silodp.data import FederatedData
+from silodp.errors import ConfigError
+from silodp.parse import load_config, parse_config, to_toml, toml_value, with_overrides
 from silodp.run.runner import prepare
 from tests.conftest import made_data, write_silos
 
@@ -108,7 +110,7 @@ def test_multipliers_are_checked_against_the_streams():
     "value", ['a "quoted" \\ word', 3, 0.1, 1e-7, True, [1, 2], ["a", "b"], {"kind": "l1", "x": 2.5}]
 )
 def test_toml_literals_read_back(value):
-    from silodp.config import toml_literal
+    from silodp.parse import toml_literal
 
     assert toml_value(toml_literal(value)) == value
 

@@ -11,14 +11,14 @@ import pytest
 
 import silodp
 from silodp import gradients
-from silodp.config import ConfigError, parse_config
 from silodp.data import FederatedData, SiloData, load_data
 from silodp.deploy.coordinator import SiloProcess, joined
 from silodp.deploy.silo import SiloServer
 from silodp.doubles import highs
-from silodp.errors import Refused
+from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.gradients import conv2d, dense, embed
+from silodp.parse import parse_config
 from silodp.plan.plan import Plan
 from silodp.records import Kind, fitting
 from silodp.run import runner

@@ -22,12 +22,13 @@ import silodp
 from silodp import registry
 from silodp.channels.channel import SMALLEST_BOUND
 from silodp.channels.masks import Masks
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.data import SiloData
 from silodp.deploy.coordinator import MessageFederation, SiloProcess, set_up, stream_of_queries
 from silodp.deploy.silo import SiloServer, reply, serve
 from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
 from silodp.errors import ConfigError, Refused
+from silodp.parse import parse_config
 from silodp.plan.certificate import SIMULATED, settle
 from silodp.plan.plan import Plan
 from silodp.randomness import GRID_STEPS, SeededRandomness, SystemRandomness

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silodp.channels.channel import SMALLEST_BOUND, privatise
-from silodp.config import parse_config
 from silodp.digits import rounded_up
 from silodp.errors import ConfigError
+from silodp.parse import parse_config
 from silodp.randomness import SeededRandomness, SystemRandomness
 from silodp.releases import Release
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from silodp.config import parse_config
 from silodp.data import FederatedData
+from silodp.parse import parse_config
 from silodp.run.runner import prepare
 from silodp.run.simulate import Problem, Setting, one_round, start
 from tests.conftest import made_data

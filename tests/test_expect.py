@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
-from silodp.config import parse_config
+from silodp.parse import parse_config
 from silodp.plan.expect import expectations
-from silodp.plan.plan import make_plan
+from silodp.plan.make import make_plan
 
 TREE = {
     "data": {"silos": 4, "records": 500},
@@ -39,7 +39,7 @@ def test_lengths_grow_with_the_numbers_in_a_release():
 
 
 def test_the_command_tells_it_and_refuses_a_run_without_a_target(tmp_path):
-    from silodp.config import to_toml
+    from silodp.parse import to_toml
 
     file = tmp_path / "config.toml"
     file.write_text(to_toml(parse_config(TREE)), encoding="utf-8")

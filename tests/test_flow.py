@@ -22,7 +22,8 @@ from silodp.facts import Declared, Facts, Stream
 from silodp.flow import Findings, examine, expected, refuse_leaks
 from silodp.models import model_of
 from silodp.objective import ModelObjective, build_objective, example_record, refuse_shared_loss
-from silodp.plan.plan import Plan, make_plan
+from silodp.plan.make import make_plan
+from silodp.plan.plan import Plan
 from silodp.privacy import kinds
 from silodp.prox import build_prox
 from silodp.releases import Answer, Public, RecordMean, Release, Statistic, Vector

@@ -14,8 +14,8 @@ from silodp.algorithms.differences import LocalDifference
 from silodp.channels import Channel, Compressed, Trusted, Untrusted
 from silodp.channels.channel import Noised
 from silodp.compressors import Identity, RandK
-from silodp.config import parse_config
 from silodp.core import Silo, Site
+from silodp.parse import parse_config
 from silodp.prox import NoProx
 from silodp.randomness import Scoped, SeededRandomness, SharedBatch, SystemRandomness
 from silodp.releases import Account, RecordMean, Release, Vector

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 import silodp
 from silodp.cli import app
-from silodp.config import ConfigError, parse_config
+from silodp.errors import ConfigError
+from silodp.parse import parse_config
 from silodp.privacy.kinds import Full, Poisson, Releases, Spent
 from silodp.privacy.selection import Trials, mixed_selection_epsilon, selection_epsilon
 from silodp.reproduce import driver, names

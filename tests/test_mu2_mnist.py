@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.config import parse_config
 from silodp.data import read_data
+from silodp.parse import parse_config
 from silodp.run.sweep import Outcome, sweep
 
 MNIST = Path(os.environ.get("SILODP_DATA", "")) / "mnist.npz"

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 import silodp
 from silodp.cli import app
-from silodp.config import parse_config
 from silodp.data import FederatedData, SiloData, load_data, read_data
 from silodp.data.schema import Schema
+from silodp.parse import parse_config
 from silodp.records import as_arrays
 
 WORD, NUMBER = "Qx" + "7Zebra", 900_000.5 + 87_654

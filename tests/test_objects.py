@@ -14,10 +14,11 @@ from silodp import registry
 from silodp.algorithms import find
 from silodp.channels import Compressed, Duchi, PrivUnitG, Shuffled, Summed, Trusted, Untrusted
 from silodp.compressors import QSGD, Identity, Natural, RandK
-from silodp.config import Config, parse_config, to_toml
+from silodp.config import Config
 from silodp.errors import ConfigError
+from silodp.parse import parse_config, to_toml
 from silodp.plan.objects import config_from, nested
-from silodp.plan.plan import channel_of
+from silodp.plan.parts import channel_of
 from tests.conftest import made_data
 
 

@@ -14,11 +14,12 @@ import silodp
 from silodp import registry, vouched
 from silodp.algorithms import find
 from silodp.audit.check import check
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from silodp.parse import parse_config
 from silodp.plan.account import account
-from silodp.plan.plan import make_plan
+from silodp.plan.make import make_plan
 from silodp.run.runner import prepare, train
 from silodp.run.sweep import sweep
 from tests.conftest import made_data

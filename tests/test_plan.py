@@ -15,10 +15,12 @@ import pytest
 from silodp.algorithms.gradient import GradientDescent
 from silodp.channels import Channel, Compressed, Shuffled, Summed, Trusted, Untrusted
 from silodp.compressors import RandK
-from silodp.config import Config, PrivacyConfig, parse_config
+from silodp.config import Config, PrivacyConfig
 from silodp.facts import Facts, Stream
+from silodp.parse import parse_config
 from silodp.plan.calibrate import Part, noise_of
-from silodp.plan.plan import Plan, channel_lines, make_plan
+from silodp.plan.make import make_plan
+from silodp.plan.plan import Plan, channel_lines
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Full as Gaussian
 from silodp.privacy.kinds import Masked, Spent

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from silodp.config import ConfigError
+from silodp.errors import ConfigError
 from silodp.plots import FORMATS, curve_figure, history_figure
 
 OPENINGS = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}

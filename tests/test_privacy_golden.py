@@ -9,7 +9,8 @@ from silodp import sampling
 from silodp.algorithms.differences import bvr_local
 from silodp.algorithms.entry import Case
 from silodp.algorithms.papers import lowy_batch, with_replacement_epsilon
-from silodp.config import AlgorithmConfig, parse_config
+from silodp.config import AlgorithmConfig
+from silodp.parse import parse_config
 from silodp.plan.account import account, paper_row
 from silodp.privacy import accountant
 from silodp.privacy.accountant import calibrate, calibrate_gdp, epsilon, optimal_share

@@ -16,9 +16,9 @@ import silodp
 from silodp import demo, registry
 from silodp.algorithms import REGISTRY
 from silodp.audit.table import audit
-from silodp.config import parse_config
+from silodp.parse import parse_config
 from silodp.plan.certificate import Context, certificate
-from silodp.plan.plan import make_plan
+from silodp.plan.make import make_plan
 from tests.conftest import made_data
 
 ROOT = Path(__file__).resolve().parents[1]

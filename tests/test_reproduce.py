@@ -13,7 +13,8 @@ from silodp.cli import app
 from silodp.digits import rounded_up
 from silodp.errors import ConfigError
 from silodp.facts import Facts
-from silodp.plan.plan import built, choose, make_plan, settled_facts, with_options
+from silodp.plan.make import choose, make_plan, with_options
+from silodp.plan.parts import built, settled_facts
 from silodp.reproduce import load_experiment, names
 from silodp.reproduce.checks import check
 from silodp.reproduce.claims import Judgement, judgements, p_value

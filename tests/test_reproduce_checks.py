@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 import silodp
 from silodp.cli import app
-from silodp.config import ConfigError, parse_config
 from silodp.data.datasets import DATASETS
+from silodp.errors import ConfigError
+from silodp.parse import parse_config
 from silodp.reproduce import load_experiment, names
 from silodp.reproduce.checks import WITH_TEST_RECORDS, check, measured
 from silodp.reproduce.driver import reproduce

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from silodp.config import ConfigError
+from silodp.errors import ConfigError
 from silodp.reproduce import load_experiment, names
 from silodp.reproduce.checks import check
 from silodp.reproduce.driver import fingerprints, fingerprints_of, load_results

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from silodp.config import parse_config
 from silodp.errors import ConfigError
 from silodp.facts import Facts
-from silodp.plan.plan import make_plan
+from silodp.parse import parse_config
+from silodp.plan.make import make_plan
 from silodp.privacy.kinds import Full, Poisson, Releases, Spent
 from silodp.privacy.selection import Trials, mixed_selection_epsilon, selection_epsilon
 from silodp.run.selection import price_of, save_selection, select_privately

@@ -12,10 +12,11 @@ from scipy.stats import binom, norm
 
 from silodp.algorithms.entry import Case
 from silodp.algorithms.psgm import printed_level
-from silodp.config import AlgorithmConfig, parse_config
+from silodp.config import AlgorithmConfig
 from silodp.errors import Inadmissible
 from silodp.facts import Facts
-from silodp.plan.plan import make_plan
+from silodp.parse import parse_config
+from silodp.plan.make import make_plan
 from silodp.privacy import accountant
 from silodp.privacy.clones import Losses, Messages, Shuffled, shuffled_pair
 from silodp.privacy.kinds import Full, Releases, Spent

@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import binom, chi2, norm
 
 from silodp.channels.pvec import CoinTables, PVec
-from silodp.config import parse_config
 from silodp.facts import Facts
 from silodp.gradients.blocks import clip_factor
-from silodp.plan.plan import make_plan
+from silodp.parse import parse_config
+from silodp.plan.make import make_plan
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.coins import (
     centred_probabilities,

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from silodp import sweep
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.errors import ConfigError
+from silodp.parse import parse_config
 from silodp.run import group
 from silodp.run.runner import prepare
 from silodp.run.runner import train as run

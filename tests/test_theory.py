@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from silodp.algorithms import REGISTRY
-from silodp.config import Config, parse_config, to_toml
+from silodp.config import Config
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from silodp.parse import parse_config, to_toml
 from silodp.plan.account import account
-from silodp.plan.plan import Plan, built, choose, make_plan, settled_facts, with_options
+from silodp.plan.make import choose, make_plan, with_options
+from silodp.plan.parts import built, settled_facts
+from silodp.plan.plan import Plan
 from silodp.privacy.gaussian import mu_of
 from silodp.run.directory import RunDirectory
 from silodp.run.runner import prepare, prepared_on

@@ -9,11 +9,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import silodp
-from silodp.config import parse_config
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
+from silodp.parse import parse_config
 from silodp.plan.certificate import settle
-from silodp.plan.plan import WHITENING, Plan, make_plan
+from silodp.plan.make import make_plan
+from silodp.plan.parts import WHITENING
+from silodp.plan.plan import Plan
 from silodp.releases import Account, Squares, packed, unpacked
 from silodp.run.runner import prepare
 from silodp.run.sweep import run_configs

@@ -20,8 +20,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from silodp import registry
-from silodp.config import AlgorithmConfig, parse_config
+from silodp.config import AlgorithmConfig
 from silodp.errors import ConfigError
+from silodp.parse import parse_config
 
 if TYPE_CHECKING:
     from silodp.algorithms.entry import Entry

@@ -24,10 +24,10 @@ from silodp.audit.neighbours import Moved, measured_sensitivity
 from silodp.audit.rows import OK
 from silodp.audit.table import audit, audit_case, cases_of, trusts_of
 from silodp.compressors import Compressor
-from silodp.config import parse_config
 from silodp.data import FederatedData, SiloData
 from silodp.deploy.coordinator import message_federation
 from silodp.errors import ConfigError
+from silodp.parse import parse_config
 from silodp.plan.certificate import settle
 from silodp.randomness import SeededRandomness
 from silodp.run.directory import RunDirectory

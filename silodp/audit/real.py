@@ -23,13 +23,13 @@ from silodp.audit.attack import Reading
 from silodp.audit.lowbits import reachable
 from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Row
 from silodp.channels.channel import std_of
-from silodp.config import parse_config
 from silodp.core import Silo, Site
 from silodp.data import FederatedData, Note, SiloData
 from silodp.deploy.coordinator import SiloProcess, joined
 from silodp.deploy.silo import SiloServer, reply
 from silodp.deploy.wire import decode, encode
 from silodp.errors import Refused
+from silodp.parse import parse_config
 from silodp.plan.certificate import settle
 from silodp.privacy import accountant
 from silodp.randomness import SERVER, SeededRandomness, SystemRandomness, party_key

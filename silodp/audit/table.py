@@ -24,8 +24,9 @@ from silodp.audit.real import rows as real_rows
 from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Row
 from silodp.audit.shuffled import BATCH, Attacks, Found, message_data, message_model
 from silodp.channels.channel import Form
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.errors import ConfigError
+from silodp.parse import parse_config
 from silodp.plan.plan import Plan
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent

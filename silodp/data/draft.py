@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from silodp.config import toml_key, toml_literal
 from silodp.data.cells import Cells, day, flag, is_missing, label, read_cells, read_numbers
 from silodp.data.kinds import DAYS, identifies
+from silodp.parse import toml_key, toml_literal
 
 TODO = "TODO"
 MOST_VALUES = 50  # of a category that is drafted from values

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from silodp.config import LIMITS, shown
 from silodp.data.kinds import KINDS
+from silodp.parse import LIMITS, shown
 
 TARGET_KEYS = ("name", "classes", "range", "unit", "case")
 SCHEMA_KEYS = ("silo", "target", "columns")

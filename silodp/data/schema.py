@@ -18,7 +18,6 @@ import pandas as pd
 from jaxtyping import Float32, Float64, Int32, Shaped
 from pydantic import Field, StrictBool, ValidationError, model_validator
 
-from silodp.config import toml_key, toml_literal
 from silodp.data import inspection
 from silodp.data.cells import Cells, labels, place, read_cells, read_numbers
 from silodp.data.draft import columns_draft
@@ -38,6 +37,7 @@ from silodp.data.kinds import (
     some,
 )
 from silodp.errors import ConfigError, Problems
+from silodp.parse import toml_key, toml_literal
 
 
 class Target(Part):

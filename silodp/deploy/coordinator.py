@@ -23,10 +23,11 @@ from jaxtyping import Array, Float
 from silodp import registry
 from silodp.channels import Packed
 from silodp.channels.sealed import Terms
-from silodp.config import Config, named_parts, parse_config
+from silodp.config import Config
 from silodp.deploy.shuffler import TOKEN, ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
+from silodp.parse import named_parts, parse_config
 from silodp.plan.plan import Plan
 from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandomness, party_key
 from silodp.releases import Account, Answer, Public, Tally, Vector

@@ -28,7 +28,9 @@ from silodp.errors import Refused
 from silodp.facts import Facts, Stream
 from silodp.objective import build_objective, example_record
 from silodp.plan.checks import vouched_bounds
-from silodp.plan.plan import WHITENING, Plan, make_plan, trained_model, trained_on
+from silodp.plan.make import make_plan
+from silodp.plan.parts import WHITENING, trained_model, trained_on
+from silodp.plan.plan import Plan
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
 from silodp.records import count, fitting
 from silodp.releases import Account

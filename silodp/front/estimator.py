@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from silodp.config import AlgorithmConfig, Config, ModelConfig, parse_config
+from silodp.config import AlgorithmConfig, Config, ModelConfig
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData
 from silodp.errors import ConfigError
@@ -23,6 +23,7 @@ from silodp.front.fitting import fitted
 from silodp.front.predictor import predictor_of
 from silodp.front.records import Rows, SchemaLike
 from silodp.front.report import report
+from silodp.parse import parse_config
 from silodp.run.progress import Progress, silent
 
 if TYPE_CHECKING:

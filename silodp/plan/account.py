@@ -10,15 +10,19 @@ from typing import Any, Unpack
 import numpy as np
 
 from silodp.algorithms import find
-from silodp.config import Config, DataConfig, parse_config
+from silodp.config import Config, DataConfig
 from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError, Inadmissible
 from silodp.facts import Facts
 from silodp.models import Model, model_of
 from silodp.objective import parameter_count
+from silodp.parse import parse_config
 from silodp.plan.certificate import release_line
+from silodp.plan.claim import claim_of
+from silodp.plan.make import choose, make_plan, with_options
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
-from silodp.plan.plan import Plan, choose, claim_of, make_plan, settled_facts, with_options
+from silodp.plan.parts import settled_facts
+from silodp.plan.plan import Plan
 from silodp.plots import curve_figure
 from silodp.privacy import accountant
 

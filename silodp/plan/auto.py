@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from silodp import registry
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from silodp.parse import parse_config
 from silodp.registry import AUTO_IS
 
 ROUNDS, AVERAGE = 20, 10

@@ -17,7 +17,8 @@ from silodp import registry
 from silodp.data.types import Note
 from silodp.digits import rounded_up
 from silodp.facts import Stream
-from silodp.plan.plan import Claim, Plan
+from silodp.plan.claim import Claim
+from silodp.plan.plan import Plan
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account, Tally

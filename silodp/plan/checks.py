@@ -10,7 +10,8 @@ from jaxtyping import PyTree
 from silodp import flow, registry, vouched
 from silodp.errors import ConfigError
 from silodp.objective import ModelObjective, refuse_shared_loss
-from silodp.plan.plan import TRAINING, Plan
+from silodp.plan.parts import TRAINING
+from silodp.plan.plan import Plan
 
 COMPUTED = "computed by the library"
 PROVED = "proved for this algorithm (docs/privacy.md)"

@@ -6,14 +6,17 @@ import math
 from typing import Any
 
 from silodp import registry
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.data import read_data
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.objective import parameter_count
+from silodp.parse import parse_config
 from silodp.plan.account import sizes_of
+from silodp.plan.make import make_plan, resolved
 from silodp.plan.objects import facts_of
-from silodp.plan.plan import Plan, make_plan, resolved, trained_model
+from silodp.plan.parts import trained_model
+from silodp.plan.plan import Plan
 
 SHOWN = ("name", "rounds", "step_size", "clip", "average", "weights", "batch", "clip_difference", "restart")
 

@@ -14,12 +14,13 @@ import equinox as eqx
 
 from silodp.algorithms import find
 from silodp.channels import Channel
-from silodp.config import AlgorithmConfig, Config, load_config, parse_config
+from silodp.config import AlgorithmConfig, Config
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.models import Model
-from silodp.plan.plan import channel_of
+from silodp.parse import load_config, parse_config
+from silodp.plan.parts import channel_of
 
 Described = Config | Mapping[str, Any] | Path | str
 DataLike = FederatedData | Mapping[str, Any]

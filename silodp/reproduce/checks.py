@@ -20,7 +20,8 @@ from silodp.data.partition import PARTITIONS
 from silodp.data.preprocess import categorical_columns, parse_steps
 from silodp.errors import ConfigError
 from silodp.models import ACTIVATIONS
-from silodp.plan.plan import channel_of, check_wishes, claim_of
+from silodp.plan.claim import claim_of
+from silodp.plan.parts import channel_of, check_wishes
 from silodp.reproduce.experiment import Experiment, HistoryColumn, Unit
 from silodp.run.sweep import SWEPT
 

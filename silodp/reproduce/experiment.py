@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from silodp.config import Config, Section, parse_config
+from silodp.config import Config, Section
 from silodp.errors import ConfigError
+from silodp.parse import parse_config
 
 Column = Literal["published", "exact", "best"]
 Statistic = Literal["last", "min", "mean"]

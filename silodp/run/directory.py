@@ -25,8 +25,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from silodp.config import Config, load_config, to_toml
+from silodp.config import Config
 from silodp.errors import ConfigError
+from silodp.parse import load_config, to_toml
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

@@ -23,8 +23,11 @@ from silodp.models import Model
 from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
 from silodp.plan.checks import outside_words, vouched_bounds
+from silodp.plan.claim import claim_of
+from silodp.plan.make import make_plan, resolved
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
-from silodp.plan.plan import WHITENING, Plan, claim_of, make_plan, resolved, trained_model, trained_on
+from silodp.plan.parts import WHITENING, trained_model, trained_on
+from silodp.plan.plan import Plan
 from silodp.plots import history_figure
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import jax
 import numpy as np
 
-from silodp.config import Config, parse_config
+from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
+from silodp.parse import parse_config
 from silodp.plan.certificate import SIMULATED
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.privacy.accountant import epsilon as epsilon_of

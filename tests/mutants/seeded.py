@@ -564,7 +564,7 @@ MUTANTS = [
         "tests/test_plan.py::test_trusted_noise_serves_the_worst_silo",
     ),
     Mutant(
-        "budget-of-some-silo", "silodp/plan/plan.py",
+        "budget-of-some-silo", "silodp/plan/make.py",
         "return all(plan.epsilon(i) <= budget", "return any(plan.epsilon(i) <= budget",
         "the run ends only when every silo's budget is exceeded",
         "tests/test_account.py::test_a_budget_holds_for_every_silo",

@@ -1,0 +1,143 @@
+"""What a config and public facts make together, before there is any noise.
+
+Its algorithm and channel, checked, its stages with their shares of the budget, and the model that is trained on what
+the stages before the training make of a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from silodp.algorithms import find
+from silodp.algorithms.entry import Entry
+from silodp.channels import Channel, Wishes
+from silodp.config import Config
+from silodp.core import Algorithm
+from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.models import Model, model_of
+from silodp.plan.calibrate import Part
+from silodp.registry import LINEAR
+from silodp.registry import find as find_part
+from silodp.whiten import Moment
+
+TRAINING, WHITENING = "train", "whiten"
+
+
+def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
+    """Entry, channel and algorithm, after everything that can be refused without data has been."""
+    options, entry = config.algorithm, find(config.algorithm.name)
+    check_wishes(config, entry)
+    if options.participation is not None and options.participation > facts.silos:
+        raise ConfigError(f"algorithm.participation = {options.participation} exceeds the {facts.silos} silos")
+    if not facts.everyone and entry.everyone:
+        raise ConfigError(
+            f"algorithm.participation = {options.participation}: {options.name} needs all {facts.silos} silos "
+            "in every round; leave it out"
+        )
+    channel = channel_of(config, entry)
+    try:
+        algorithm = entry.algorithm(options, channel, facts.silos, private=config.privacy.private)
+        check_batches(algorithm, facts, options.rounds)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if config.whiten is not None and not channel.gaussian:
+        raise ConfigError(
+            f"whiten: not under trust {config.privacy.trust!r}, which hides record by record; leave it out"
+        )
+    channel.check(Part.of(TRAINING, 1.0, algorithm, facts).declared, options)
+    return entry, channel, algorithm
+
+
+def check_wishes(config: Config, entry: Entry) -> None:
+    """Refuse what can be refused without any facts."""
+    options = config.algorithm
+    if not entry.runs_under(config.privacy.trust):
+        raise ConfigError(
+            f"privacy.trust = {config.privacy.trust!r}: {options.name} runs under {' or '.join(entry.trusts or ())}"
+        )
+    if config.privacy.private and not entry.private:
+        raise ConfigError(
+            f"privacy.epsilon: {options.name} adds no noise; leave the target out or use a private algorithm"
+        )
+
+
+def channel_of(config: Config, entry: Entry) -> Channel:
+    """The channel that a config asks for, without noise."""
+    trust = config.privacy.trust
+    found = find_part("channel", trust)
+    if not (isinstance(found, type) and issubclass(found, Channel)):
+        raise ConfigError(f"privacy.trust = {trust!r}: is no subclass of silodp.Channel")
+    fields = {f for f in found.__dataclass_fields__ if f != "multipliers"}
+    for key, value in config.privacy.own.items():
+        if key not in fields:
+            raise ConfigError(f"privacy.{key} = {value!r}: unknown key; {trust} takes {', '.join(sorted(fields))}")
+    try:
+        return found.of(Wishes(config.algorithm, config.privacy, entry, config.privacy.own))
+    except TypeError as error:
+        raise ConfigError(f"privacy.trust = {trust!r}: {error}") from None
+
+
+def check_batches(algorithm: Algorithm, facts: Facts, rounds: int) -> None:
+    """The smallest silo first: what it allows, all do."""
+    names = [s.name for s in algorithm.releases(0, facts.sizes, range(rounds))]
+    for i in sorted(range(facts.silos), key=lambda i: facts.sizes[i]):
+        streams = algorithm.releases(i, facts.sizes, range(rounds))
+        if [s.name for s in streams] != names or len(set(names)) != len(names):
+            raise ValueError(f"releases(): streams {names} of silo 0; give each once, and the same for every silo")
+        for stream in streams:
+            stream.batch.check(facts.names[i], facts.sizes[i])
+            if stream.batch.sampling(facts.sizes[i]).one_pass and stream.count > rounds:
+                raise ValueError(
+                    f"stream {stream.name!r}: one pass over the data is in one release a round, but {stream.count} are "
+                    f"declared for {rounds} rounds; use batches of another kind, or a stream for each question"
+                )
+
+
+def settled_facts(config: Config, facts: Facts) -> Facts:
+    """The facts with what the config says about rounds, weights and who takes part."""
+    options = config.algorithm
+    share = np.asarray(facts.sizes, np.float64) if options.weights == "size" else np.ones(facts.silos)
+    return replace(
+        facts,
+        weights=tuple((share / share.sum()).tolist()),
+        rounds=options.performed,
+        participation=options.participation,
+        seed=config.run.seed,
+        scheduled=options.schedule == "fixed" and options.participation is not None,
+    )
+
+
+def parts_of(config: Config, facts: Facts, algorithm: Algorithm) -> list[Part]:
+    """The stages of a config, each with its part of the budget: training is the last."""
+    if config.whiten is None:
+        return [Part.of(TRAINING, 1.0, algorithm, facts)]
+    share = config.whiten.share
+    features = 1 if facts.record is None else whitened_features(facts)
+    moment = Moment.of(config.whiten.clip, features, config.whiten.scale)
+    first = replace(facts, rounds=1, participation=None, scheduled=False, parameters=moment.size)
+    return [Part.of(WHITENING, share, moment, first), Part.of(TRAINING, 1 - share, algorithm, facts)]
+
+
+def whitened_features(facts: Facts) -> int:
+    """How many features a record has after whitening: a constant comes in."""
+    if len(facts.input_shape) != 1:
+        raise ConfigError(f"whiten: features of shape {facts.input_shape}; it needs a table (flatten them)")
+    return facts.input_shape[0] + 1
+
+
+def trained_on(config: Config, facts: Facts) -> Facts:
+    """The facts with what a record is where the model sees it."""
+    if config.whiten is None or facts.record is None:
+        return facts
+    return replace(facts, record=(f"float32[{whitened_features(facts)}]", facts.record[1]))
+
+
+def trained_model(config: Config, facts: Facts) -> Model:
+    """The config's model for the records that it is trained on. Whitened features hold a constant: no bias beside."""
+    section = config.model
+    if config.whiten is not None and section.kind in LINEAR:
+        section = section.model_copy(update={"bias": False})
+    return model_of(section, trained_on(config, facts))
