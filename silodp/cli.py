@@ -1,4 +1,4 @@
-"""The command line: demo, run, sweep, resume, show, list, plan, account, audit, check, reproduce, schema, fit, predict.
+"""The command line. `cli_fit.py`, `cli_pages.py` and `cli_schema.py` hold the commands that need a file of their own.
 
 What needs JAX is imported inside a command, after the config has been read and accepted.
 """
@@ -17,6 +17,7 @@ from rich.console import Console
 
 from silodp import __version__, registry
 from silodp.cli_fit import fit, predict
+from silodp.cli_pages import compare, show
 from silodp.cli_schema import app as schema
 from silodp.compiler import compile_quickly
 from silodp.errors import ConfigError, Refused
@@ -40,6 +41,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(schema, name="schema")
 app.command()(fit)
 app.command()(predict)
+app.command()(show)
+app.command()(compare)
 errors = Console(stderr=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="TOML file that describes the run", metavar="CONFIG.toml")]
@@ -141,22 +144,6 @@ def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
         directory = save_sweep(parsed, outcomes, source_name(data), out)
         print_outcomes(outcomes, best_of(outcomes, parsed.sweep.select), parsed.sweep.select)
         console.print(f"results in {directory.path}", markup=False)
-
-
-@app.command()
-def show(directory: Annotated[Path, typer.Argument(help="directory of a run")], json_: AsJson = False) -> None:
-    """Print what a run found and what it guarantees."""
-    with refusals():
-        opened = RunDirectory.open(directory)
-        swept = (directory / "sweep.json").is_file()
-        summary = opened.read_json("sweep.json" if swept else "summary.json")
-        if json_ or swept:
-            print(json.dumps(summary, indent=2))
-            return
-        print_summary(summary, directory)
-        certificate = directory / "certificate.txt"
-        if certificate.is_file():
-            console.print(certificate.read_text(encoding="utf-8"), markup=False, highlight=False)
 
 
 @app.command()

@@ -13,15 +13,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from silodp.errors import ConfigError
+from silodp.report.found import LABELS, LOGARITHMIC
 
-LABELS = {
-    "objective": "objective",
-    "gradient_norm2": "squared gradient norm",
-    "test_loss": "test loss",
-    "test_accuracy": "test accuracy",
-    "test_mse": "test mean squared error",
-}
-LOGARITHMIC = ("gradient_norm2",)
 FORMATS = ("png", "pdf", "svg")
 DATES = {"pdf": "CreationDate", "svg": "Date"}
 

@@ -22,11 +22,12 @@ from silodp.front import bundle
 from silodp.front.fitting import fingerprint
 from silodp.run.runner import prepare
 from tests.conftest import made_data
+from tests.pages import problems
 from tests.patients import fitted, raw
 
 ROOT = Path(silodp.__file__).resolve().parents[1]
 FRESH = raw(seed=2).drop(columns=["outcome", "hospital"])
-FILES = {"bundle.json", "model.safetensors", "certificate.txt", "report.txt"}
+FILES = {"bundle.json", "model.safetensors", "certificate.txt", "report.txt", "report.html"}
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,7 @@ def test_a_loaded_estimator_is_the_one_that_was_saved(saved, tmp_path):
 
 def test_what_a_bundle_holds_and_what_it_does_not(saved):
     assert {path.name for path in saved.iterdir()} == FILES
+    assert problems((saved / "report.html").read_text(encoding="utf-8")) == []
     told = json.loads((saved / "bundle.json").read_text())
     assert told["format"] == bundle.FORMAT and told["classes"] == ["ill", "well"]
     assert told["files"] == {n: hashlib.sha256((saved / n).read_bytes()).hexdigest() for n in FILES - {"bundle.json"}}

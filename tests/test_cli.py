@@ -71,6 +71,7 @@ def test_the_files_of_a_run(whole):
         "figures/history.png",
         "history.jsonl",
         "model.safetensors",
+        "report.html",
         "summary.json",
     ]
     rows = [json.loads(line) for line in (whole / "history.jsonl").read_text().splitlines()]

@@ -150,7 +150,19 @@ def is_known(dotted: str) -> bool:
 
 # --- CONTRIBUTING ------------------------------------------------------------------------------------
 
-FOLDERS = ("data", "privacy", "channels", "algorithms", "plan", "run", "deploy", "audit", "reproduce", "front")
+FOLDERS = (
+    "data",
+    "privacy",
+    "channels",
+    "algorithms",
+    "plan",
+    "run",
+    "deploy",
+    "audit",
+    "reproduce",
+    "report",
+    "front",
+)
 
 
 def first_sentence(folder: str) -> str:

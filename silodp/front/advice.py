@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 
@@ -10,18 +9,13 @@ import numpy as np
 
 from silodp.data.types import FederatedData
 from silodp.errors import SilodpWarning
+from silodp.report.words import suspicion
 
 LARGEST_EPSILON, FEW_RECORDS = 10.0, 50
 
 
 def default_delta(records: int) -> float:
     return min(1e-5, 1 / (10 * records))
-
-
-def suspicion(epsilon: float, before: float = 0.01) -> float:
-    """What a suspicion about one record can become, in the eyes of who sees everything that is released."""
-    odds = math.exp(min(epsilon, 700.0)) * before / (1 - before)
-    return odds / (1 + odds)
 
 
 def warn(data: FederatedData, epsilon: float | None, delta: float) -> None:

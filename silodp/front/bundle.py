@@ -4,6 +4,7 @@ model.safetensors  parameters, and the whitening map where there is one
 bundle.json        schema, classes, model, certificate, versions, SHA-256 of the other files, number of the format
 certificate.txt    the privacy statement
 report.txt         the same in plain words
+report.html        the same as a page
 
 The hashes tell accidents and mixed-up files, not forgers: who can write the directory can write its hashes.
 """
@@ -22,10 +23,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from silodp.errors import ConfigError
+from silodp.report.files import NAME as PAGE
+from silodp.report.files import story_of_bundle
+from silodp.report.story import told as told_as_page
 from silodp.run.directory import versions
 
 FORMAT = 1
 INDEX, MODEL, CERTIFICATE, REPORT = "bundle.json", "model.safetensors", "certificate.txt", "report.txt"
+FILES = (MODEL, CERTIFICATE, REPORT, PAGE)
 KEYS = {"estimator", "options", "model", "schema", "features", "inputs", "plan", "certificate"}
 
 
@@ -43,12 +48,18 @@ def write(directory: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndar
         "versions": versions(),
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    text = json.dumps(index, indent=2, allow_nan=False, default=plain) + "\n"  # first: it may refuse
+    page = told_as_page(story_of_bundle(json.loads(as_json(index)))).encode()  # first: it may refuse
+    files[PAGE], index["files"][PAGE] = page, hashlib.sha256(page).hexdigest()
+    text = as_json(index)
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (directory / name).write_bytes(content)
     (directory / INDEX).write_text(text, encoding="utf-8")  # last: a directory without it is no bundle
     return directory
+
+
+def as_json(index: Mapping[str, Any]) -> str:
+    return json.dumps(index, indent=2, allow_nan=False, default=plain) + "\n"
 
 
 def plain(part: Any) -> Any:
@@ -116,7 +127,7 @@ def check_format(directory: Path, told: Mapping[str, Any], estimators: set[str])
 
 
 def checked_file(path: Path, digest: str) -> bytes:
-    if path.name not in (MODEL, CERTIFICATE, REPORT):
+    if path.name not in FILES:
         raise ConfigError(f"{path}: no file of a bundle; save the model again")
     if not path.is_file():
         raise ConfigError(f"{path}: is not there; copy the whole directory of the model")

@@ -102,7 +102,7 @@ class SiloEstimator(BaseEstimator):
         raise NotImplementedError
 
     def save(self, directory: Path | str) -> Path:
-        """Write a bundle: model.safetensors, bundle.json, certificate.txt and report.txt. No seed and no history."""
+        """Write a bundle: model, bundle.json, certificate.txt, report.txt, report.html. No seed and no history."""
         check_is_fitted(self)
         return bundle.write(Path(directory), self._told(), self._arrays, self.report_)
 

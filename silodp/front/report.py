@@ -6,15 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from silodp.digits import rounded_up
-from silodp.front.advice import suspicion
+from silodp.report.words import NO_EPSILON, SIMULATION, in_odds, worst
 
-SIMULATION = (
-    "This was a simulation on one machine. One process read the records of all silos, and its noise comes from a seed. "
-    "It shows what silos would get that run the same plan themselves. It is no deployment and protects nobody."
-)
 NOT_MEASURED = "No accuracy is reported: score(X, y) measures it on records of yours, and no epsilon covers that."
-
-NO_EPSILON = "No epsilon was given: the model is not private."
 
 
 def report(title: str, certificate: Mapping[str, Any] | None, delta_by_default: bool) -> str:
@@ -29,13 +23,12 @@ def report(title: str, certificate: Mapping[str, Any] | None, delta_by_default: 
 
 
 def promise(certificate: Mapping[str, Any], delta_by_default: bool) -> list[str]:
-    worst = max(certificate["silos"], key=lambda silo: silo["epsilon"])
-    epsilon, delta = worst["epsilon"], rounded_up(worst["delta"])
+    weakest = worst(certificate)
+    epsilon, delta = weakest["epsilon"], rounded_up(weakest["delta"])
     chosen = ", chosen as min(1e-5, 1/(10 n))" if delta_by_default else ""
     return [
         f"Promise for every record of every silo: epsilon {rounded_up(epsilon)}, delta {delta}{chosen}.",
-        f"In words: somebody who is 1 % sure of something about one record is at most {100 * suspicion(epsilon):.3g} % "
-        f"sure after seeing everything that was released, except with probability about {delta}.",
+        f"In words: {in_odds(weakest)}",
         f"Seen: {certificate['adversary_sees']}.",
         "These must be honest: " + "; ".join(certificate["honest"]) + ".",
     ]

@@ -18,6 +18,7 @@ from silodp.plots import check_format
 from silodp.reproduce.checks import check
 from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
+from silodp.reproduce.page import report_page
 from silodp.reproduce.report import Results
 from silodp.reproduce.text import as_markdown, whole_page
 from silodp.reproduce.units import certificate_name, read_json, run_unit, write_json, write_text
@@ -127,7 +128,10 @@ class DataCache:
 def save_report(experiment: Experiment, results: Results, out: Path, figures: Sequence[Path]) -> None:
     for figure in figures:
         draw(experiment, results, figure)
-    write_text(out / "table.md", as_markdown(experiment, results))
+    markdown = as_markdown(experiment, results)
+    write_text(out / "table.md", markdown)
+    drawn = next((figure for figure in figures if figure.suffix == ".png"), None)
+    write_text(out / "report.html", report_page(experiment, markdown, drawn))
     write_json(out / "results.json", compact(results))
 
 

@@ -8,6 +8,7 @@ trajectory.safetensors the flat parameters of every history row, when run.trajec
 answers.safetensors    what reached the server and everybody may see, when run.answers asks for it; plan.json with it
 summary.json           last row, guarantee per silo, timing, versions
 certificate.json|txt   the privacy statement
+report.html            all of it for people, one file
 figures/*              in the formats of run.figures
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from jaxtyping import PyTree
 from silodp.config import Config
 from silodp.models import Model
 from silodp.records import as_arrays
+from silodp.run.baselines import baselines
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.simulate import drawn_round
 
@@ -88,4 +90,9 @@ def summary_of(
         "preprocessing": [str(note) for note in prepared.data.notes],
         "timing": timing,
         "versions": versions(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "test_records": None if prepared.data.test is None else len(prepared.data.test),
+        "baselines": baselines(
+            prepared.data, objective.model.metric, without_privacy=statement is None or statement["stamp"] is not None
+        ),
     }

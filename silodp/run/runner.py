@@ -31,6 +31,7 @@ from silodp.plan.plan import Plan
 from silodp.plots import history_figure
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account
+from silodp.report.files import write_report
 from silodp.run.answers import Answers
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.federation import Silos
@@ -408,6 +409,7 @@ def finish(
         history_figure(directory.path / "figures" / f"history.{ending}", {config.algorithm.name: history})
     summary = summary_of(prepared, statement, history[-1], timing)
     directory.write_json("summary.json", summary)
+    write_report(directory.path)
     directory.forget_checkpoint()
     return Run(directory.path, config, history, params, drawn_params, summary, prepared.ground.model)
 

@@ -1,0 +1,121 @@
+"""Reports of directories: of a run, or of a saved model (a bundle). Only JSON and text are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from silodp.errors import ConfigError
+from silodp.report.found import baseline_rows, found_in
+from silodp.report.story import Pairs, Story, told
+
+NAME = "report.html"
+HASHED = ("model.safetensors", "certificate.json", "config.toml", "history.jsonl")
+ID_DIGITS = 16
+
+
+def story_of(directory: Path) -> Story:
+    """Of a run that is complete, or of a bundle."""
+    if (directory / "bundle.json").is_file():
+        return story_of_bundle(read_json(directory / "bundle.json"))
+    if not (directory / "summary.json").is_file():
+        raise ConfigError(f"{str(directory)!r}: neither a finished run (summary.json) nor a saved model (bundle.json)")
+    return story_of_run(directory)
+
+
+def story_of_run(directory: Path) -> Story:
+    summary = read_json(directory / "summary.json")
+    certificate = directory / "certificate.json"
+    history, hashes = read_history(directory), hashes_of(directory)
+    tests, baselines = summary.get("test_records"), summary.get("baselines") or {}
+    return Story(
+        title=title_of(summary["algorithm"], summary["silos"]),
+        certificate=read_json(certificate) if certificate.is_file() else None,
+        made=made(summary, hashes),
+        versions=summary["versions"],
+        hashes=hashes,
+        found=[*found_in(summary["final"], tests), *baseline_rows(baselines, tests)],
+        history=history,
+        baselines=baselines,
+        notes=["The noise was drawn once: another draw gives other results."] if summary["private"] else [],
+    )
+
+
+def made(summary: Mapping[str, Any], hashes: Pairs) -> Pairs:
+    final = summary["final"]
+    return [
+        ("date (UTC)", day_and_time(summary.get("finished"))),
+        ("run", run_id(hashes)),
+        ("algorithm", summary["algorithm"]),
+        ("trust model", summary["trust"]),
+        ("records", f"{sum(silo['records'] for silo in summary['silos']):,}"),
+        ("parameters of the model", f"{summary['parameters']:,}"),
+        ("rounds", f"{final['round']:.0f}"),
+        ("sent to the server", f"{final['bits_up'] / 8e6:.3g} MB"),
+        ("sent to the silos", f"{final['bits_down'] / 8e6:.3g} MB"),
+        ("theorem", summary.get("theorem")),
+    ]
+
+
+def story_of_bundle(index: Mapping[str, Any]) -> Story:
+    certificate = index["certificate"]
+    silos = [] if certificate is None else certificate["silos"]
+    hashes = [(name, digest) for name, digest in index["files"].items() if name != NAME]
+    return Story(
+        title=title_of(index["estimator"], silos),
+        certificate=certificate,
+        made=[
+            ("date (UTC)", day_and_time(index["saved"])),
+            ("run", run_id(hashes)),
+            ("estimator", index["estimator"]),
+            ("model", index["model"].get("kind")),
+            ("trust model", index["options"].get("trust")),
+            ("schema's columns", ", ".join((index["schema"] or {}).get("columns", {}))),
+            ("fingerprint of the plan", index["plan"]),
+        ],
+        versions=index["versions"],
+        hashes=hashes,
+    )
+
+
+def day_and_time(stamp: str | None) -> str | None:
+    return None if stamp is None else stamp.replace("T", " ").removesuffix("+00:00")
+
+
+def title_of(what: str, silos: Iterable[Mapping[str, Any]]) -> str:
+    sizes = [silo["records"] for silo in silos]
+    held = f", silos: {len(sizes)}, records: {sum(sizes):,}" if sizes else ""
+    return f"Privacy report: {what}{held}"
+
+
+def run_id(hashes: Pairs) -> str:
+    """Of what the run left: a run with other noise, settings or records has another."""
+    return hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in hashes).encode()).hexdigest()[:ID_DIGITS]
+
+
+def hashes_of(directory: Path) -> Pairs:
+    files = [directory / name for name in HASHED]
+    return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files if file.is_file()]
+
+
+def read_history(directory: Path) -> list[dict[str, float]]:
+    file = directory / "history.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError(f"{file}: not valid JSON; the run or model is damaged") from None
+
+
+def write_report(directory: Path) -> Path:
+    """report.html of what lies in the directory."""
+    text = told(story_of(directory))
+    (directory / NAME).write_text(text, encoding="utf-8")
+    return directory / NAME

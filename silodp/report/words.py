@@ -1,0 +1,88 @@
+"""What a guarantee means in plain words and numbers, each rounded to the side that promises less."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import ndtr, ndtri
+
+from silodp.digits import rounded_up
+
+BEFORE = (0.01, 0.1, 0.5)  # suspicions
+FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
+SIMULATION = (
+    "This was a simulation on one machine. One process read the records of all silos, and its noise comes from a seed. "
+    "It shows what silos would get that run the same plan themselves. It is no deployment and protects nobody."
+)
+NO_EPSILON = "No epsilon was given: the model is not private."
+
+
+def suspicion(epsilon: float, before: float = 0.01) -> float:
+    """What a suspicion about one record can become, in the eyes of who sees everything that is released."""
+    odds = math.exp(min(epsilon, 700.0)) * before / (1 - before)
+    return odds / (1 + odds)
+
+
+def percent_up(share: float) -> str:
+    """A share in per cent, never less than it is.
+
+    Example:
+        >>> from silodp.report.words import percent_up
+        >>> percent_up(0.026724), percent_up(0.99971), percent_up(0.5)
+        ('2.7 %', '100 %', '50 %')
+    """
+    number = 100 * share
+    return f"{rounded_up(number, 3 if number >= 10 else 2)} %"
+
+
+def chance_of_more(silo: Mapping[str, Any]) -> float:
+    """A bound on the chance that what is released moves a suspicion by more than epsilon says.
+
+    With L the loss of the release: P(L > e) - exp(e') P'(L > e) <= delta(e') and P'(L > e) <= exp(-e) P(L > e) give
+    P(L > e) <= delta(e') / (1 - exp(e' - e)) for every e' < e. The least of these counts.
+    """
+    epsilon = silo["epsilon"]
+    points = [(e, d) for e, d in delta_curve(silo) if e < epsilon]
+    return min((d / -math.expm1(e - epsilon) for e, d in points), default=1.0)
+
+
+def delta_curve(silo: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """(epsilon, delta) pairs that the certificate vouches for: many where it is plainly Gaussian."""
+    points = [(point["epsilon"], point["delta"]) for point in silo["curve"]]
+    mu = silo["gdp_mu"]
+    if mu is None or not 0 < mu < math.inf:
+        return [*points, (silo["epsilon"], silo["delta"])]
+    grid = np.linspace(0, 2 * silo["epsilon"], 81)
+    deltas = ndtr(mu / 2 - grid / mu) - np.exp(grid) * ndtr(-mu / 2 - grid / mu)
+    return [(float(e), float(d)) for e, d in zip(grid, np.maximum(deltas, 0.0), strict=True)]
+
+
+def detection(silo: Mapping[str, Any], alarms: Sequence[float] | Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """The most true cases that a test with so many false alarms can find: 1 - f of the trade-off curve f."""
+    alarms = np.asarray(alarms, float)
+    mu = silo["gdp_mu"]
+    if mu is not None and math.isfinite(mu):
+        return ndtr(ndtri(alarms) + mu)
+    found = np.ones_like(alarms)
+    for epsilon, delta in delta_curve(silo):
+        missed = np.exp(-min(epsilon, 700.0)) * (1 - delta - alarms)  # the same line, mirrored
+        found = np.minimum(found, np.minimum(np.exp(min(epsilon, 700.0)) * alarms + delta, 1 - missed))
+    return np.clip(found, alarms, 1.0)
+
+
+def worst(certificate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The silo with the weakest promise."""
+    return max(certificate["silos"], key=lambda silo: silo["epsilon"])
+
+
+def in_odds(silo: Mapping[str, Any]) -> str:
+    after = percent_up(suspicion(silo["epsilon"]))
+    return (
+        f"Somebody who is 1 % sure of something about one record is at most {after} sure of it after seeing everything "
+        f"that was released. The chance that a release tells more than this is at most "
+        f"{rounded_up(min(1.0, chance_of_more(silo)), 2)}."
+    )

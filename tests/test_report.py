@@ -1,0 +1,230 @@
+"""Pages that people read: true in their numbers, escaped, accessible, without anything from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from typer.testing import CliRunner
+
+import silodp
+from silodp.cli import app
+from silodp.data import FederatedData, SiloData
+from silodp.report import files
+from silodp.report.chart import Chart, Line, drawn
+from silodp.report.found import share_error
+from silodp.report.html import Html, page, table, tag
+from silodp.report.story import told
+from silodp.report.words import chance_of_more, detection, in_odds, percent_up, suspicion
+from silodp.reproduce import load_experiment
+from silodp.reproduce.driver import load_results, save_report
+from silodp.run.baselines import baselines
+from tests.conftest import made_data
+from tests.pages import Reader, problems
+
+NASTY = "<script>alert('x')</script> & \"co\""
+OPTIONS = {"name": "dp-gd", "rounds": 2, "step_size": 0.5, "clip": 1.0}
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def trained(out: Path, epsilon: float | None) -> Path:
+    data = made_data()
+    silos = (SiloData(NASTY, data.silos[0].features, data.silos[0].targets), *data.silos[1:])
+    named = FederatedData("made", silos, data.test, data.task, data.classes, data.notes)
+    return silodp.train(algorithm=OPTIONS, epsilon=epsilon, data=named, out=out, seed=3).directory
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory) -> Path:
+    return trained(tmp_path_factory.mktemp("runs") / "private", 1.0)
+
+
+@pytest.fixture(scope="module")
+def open_(tmp_path_factory) -> Path:
+    return trained(tmp_path_factory.mktemp("runs") / "open", None)
+
+
+def silo_of(directory: Path) -> dict:
+    return json.loads((directory / "certificate.json").read_text())["silos"][0]
+
+
+# --- numbers -----------------------------------------------------------------------------------------
+
+
+def test_a_suspicion_grows_as_bayes_says_and_is_rounded_up():
+    assert suspicion(1.0) == pytest.approx(math.e * 0.01 / (0.99 + math.e * 0.01))
+    assert percent_up(suspicion(1.0)) == "2.7 %"
+    assert percent_up(suspicion(0.0)) == "1 %"
+    for epsilon in np.linspace(0.01, 12, 60):
+        shown = float(percent_up(suspicion(epsilon)).removesuffix(" %"))
+        assert shown >= 100 * suspicion(epsilon) * (1 - 1e-12)
+        assert shown <= 100 * suspicion(epsilon) * 1.1
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.25, 1.0, 4.0])
+def test_the_chance_of_more_is_not_understated(mu):
+    """Of a Gaussian release the chance that the loss exceeds epsilon is known."""
+    for epsilon in (0.5 * mu, 2 * mu, 4 * mu):
+        delta = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        silo = {"epsilon": epsilon, "delta": delta, "gdp_mu": mu, "curve": []}
+        exact = norm.cdf(mu / 2 - epsilon / mu)
+        assert exact <= chance_of_more(silo)
+        assert chance_of_more(silo) > delta  # the promise's own delta would say too little
+
+
+def test_a_tests_power_is_that_of_the_curve_with_or_without_mu(private):
+    silo = silo_of(private)
+    alarms = np.linspace(0.001, 1, 50)
+    mu = silo["gdp_mu"]
+    exact = norm.cdf(norm.ppf(alarms) + mu)
+    assert detection(silo, alarms) == pytest.approx(exact)
+    bounded = detection(silo | {"gdp_mu": None}, alarms)
+    assert (bounded >= exact - 1e-9).all()
+    assert (bounded <= np.minimum(1, np.exp(silo["epsilon"]) * alarms + silo["delta"]) + 1e-12).all()
+    assert detection({"gdp_mu": math.inf, "curve": [], "epsilon": math.inf, "delta": 1e-5}, [0.1])[0] == 1.0
+
+
+def test_errors_of_shares_and_baselines_by_hand():
+    assert share_error(0.5, 100) == pytest.approx(0.0962, abs=1e-4)  # Wilson
+    assert 0 < share_error(1.0, 20) < 0.1
+    features = np.array([[0.0], [1.0], [2.0], [3.0]], np.float32)
+    silo = SiloData("a", features, np.array([0, 0, 1, 0], np.int32))
+    test = SiloData("test", features[:3], np.array([0, 1, 1], np.int32))
+    data = FederatedData("hand", (silo,), test, "classification", ("0", "1"), ())
+    assert baselines(data, "accuracy", without_privacy=False) == {"test_accuracy": {"majority class": 1 / 3}}
+    far = SiloData("test", features[:1], np.array([9.0], np.float32))
+    numbers = FederatedData("hand", (SiloData("a", features, 2 * features[:, 0]),), far, "regression", (), ())
+    found = baselines(numbers, "mse", without_privacy=True)["test_mse"]
+    assert found["mean predictor"] == pytest.approx(36.0)
+    assert found["linear model without privacy"] == pytest.approx(81.0, rel=1e-4)
+    assert baselines(data, None, without_privacy=True) == {}
+
+
+# --- pages -------------------------------------------------------------------------------------------
+
+
+def test_a_runs_report_says_what_the_run_is(private):
+    text = (private / "report.html").read_text(encoding="utf-8")
+    assert problems(text) == []
+    read = Reader(text)
+    silo, certificate = silo_of(private), json.loads((private / "certificate.json").read_text())
+    assert in_odds(silo) in read.text and "at most 2.7 %" in read.text
+    for told_once in (
+        *certificate["honest"],
+        *certificate["outside_the_guarantee"],
+        "protects nobody",
+        "50 test records",
+    ):
+        assert told_once in read.text
+    assert all(digest in read.text for _, digest in files.hashes_of(private))
+    for what in ("majority class", "linear model without privacy", "± ", "date (UTC)", "jaxlib"):
+        assert what in read.text
+    assert len(read.named("svg")) == 5  # trade-off, objective, gradient, test loss, accuracy
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings[0] == "In plain words" and headings.index("What is NOT covered") < headings.index("How it was made")
+
+
+def test_what_a_silo_is_called_cannot_leave_its_cell(private):
+    text = (private / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert NASTY in Reader(text).text
+    assert tag("p", NASTY, title='"x') == Html(
+        '<p title="&quot;x">&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;co&quot;</p>'
+    )
+
+
+def test_a_run_without_privacy_says_so_first(open_):
+    text = (open_ / "report.html").read_text(encoding="utf-8")
+    assert problems(text) == []
+    assert "No epsilon was given: the model is not private." in text
+    assert "suspicion" not in text and "Who must be honest" not in text
+
+
+def test_the_same_run_gives_the_same_page_and_other_noise_another_id(private, open_):
+    assert told(files.story_of(private)) == (private / "report.html").read_text(encoding="utf-8")
+    assert files.run_id(files.hashes_of(private)) != files.run_id(files.hashes_of(open_))
+
+
+def test_the_reader_finds_what_is_wrong():
+    good = page("A page", table("Numbers", ("a", "b"), [("x", 1)]))
+    assert problems(good) == []
+    for wrong in (
+        good.replace('lang="en"', ""),
+        good.replace("<caption>Numbers</caption>", ""),
+        good.replace(' scope="row"', ""),
+        good.replace("<h1>", "<h3>").replace("</h1>", "</h3>"),
+        good.replace("</main>", '<img src="https://example.org/a.png" alt="a"></main>'),
+        good.replace("</main>", "<script>1</script></main>"),
+        good.replace("</main>", "<p>never closed</main>"),
+    ):
+        assert problems(wrong) != []
+
+
+def test_charts_bear_what_runs_give():
+    nan = Chart("t", "x", "y", [Line("a", [0, 1], [math.nan, math.inf])], [("level", math.nan)])
+    flat = Chart("t", "x", "y", [Line("a", [1], [2.0], errors=[0.1])], log_y=True, log_x=True)
+    for chart in (nan, flat):
+        text = page("charts", drawn(chart, "words"))
+        assert problems(text) == [] and "nan" not in text and "inf" not in text
+
+
+def test_a_reproductions_page(tmp_path):
+    experiment = load_experiment("mu2-table1")
+    save_report(experiment, load_results(ROOT / "docs/reproduction/mu2-table1.json"), tmp_path, [tmp_path / "f.png"])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert problems(text) == []
+    assert experiment.title in Reader(text).text and "data:image/png;base64," in text
+
+
+# --- commands ----------------------------------------------------------------------------------------
+
+
+def silodp_(*arguments: object):
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def test_show_web_opens_the_report_and_writes_a_missing_one(private, tmp_path, monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or False)
+    older = shutil.copytree(private, tmp_path / "older")
+    (older / "report.html").unlink()
+    done = silodp_("show", older, "--web")
+    assert done.exit_code == 0 and "no browser was found" in done.output
+    assert opened == [(older / "report.html").resolve().as_uri()]
+    assert problems((older / "report.html").read_text(encoding="utf-8")) == []
+    nothing = silodp_("show", tmp_path, "--web")
+    assert nothing.exit_code == 2 and "neither a finished run" in nothing.output
+
+
+def test_compare_puts_runs_side_by_side(private, open_, tmp_path):
+    out = tmp_path / "compare.html"
+    done = silodp_("compare", private, open_, "--out", out)
+    assert done.exit_code == 0
+    assert all(words in done.output for words in ("private", "open", "dp-gd", "not private", "2.7 %"))
+    text = out.read_text(encoding="utf-8")
+    assert problems(text) == [] and len(Reader(text).named("svg")) == 4
+    assert silodp_("compare", private).exit_code == 2
+    assert silodp_("compare", private, open_, "--out", out).exit_code == 2  # exists
+
+
+# --- a real browser ----------------------------------------------------------------------------------
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
+def test_a_browser_renders_the_report_without_a_complaint(private, tmp_path):
+    picture = tmp_path / "shot.png"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path}/u"]
+    command = [BROWSER, *flags, f"--screenshot={picture}", "--dump-dom", (private / "report.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    assert picture.stat().st_size > 10_000
+    assert done.stdout.count("<svg") == 5 and done.stdout.count("<table") >= 5
