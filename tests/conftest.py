@@ -54,7 +54,7 @@ def data() -> FederatedData:
 @pytest.fixture(scope="session")
 def silo_processes():
     """Three silos in processes of their own; a new plan replaces the old one."""
-    from silodp.deploy.coordinator import SiloProcess
+    from silodp.deploy.links import SiloProcess
 
     with ExitStack() as stack:
         yield [stack.enter_context(SiloProcess()) for _ in range(3)]

@@ -24,7 +24,8 @@ from silodp.channels.channel import SMALLEST_BOUND
 from silodp.channels.masks import Masks
 from silodp.config import Config
 from silodp.data import SiloData
-from silodp.deploy.coordinator import MessageFederation, SiloProcess, set_up, stream_of_queries
+from silodp.deploy.coordinator import MessageFederation, set_up, stream_of_queries
+from silodp.deploy.links import SiloProcess
 from silodp.deploy.silo import SiloServer, reply, serve
 from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
 from silodp.errors import ConfigError, Refused

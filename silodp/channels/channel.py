@@ -322,6 +322,13 @@ class SiloEnd:
     def send(self, round: int, query: str, message: PyTree) -> Packed:
         return self.channel.pack(message)
 
+    def state(self) -> dict[str, Any]:
+        """What a restarted silo has to know, as JSON can hold it. It may hold secrets: it stays in the silo."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Be what `state` told."""
+
 
 class ServerEnd:
     """The server's end between processes."""

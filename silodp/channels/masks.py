@@ -13,7 +13,8 @@ The silos then hold different fingerprints, which their operators can compare by
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -34,9 +35,13 @@ class Masks:
     def __init__(self, index: int, silos: int, plan: bytes):
         self._index, self._silos, self._plan = index, silos, plan
         self._key = X25519PrivateKey.generate()
+        self._keys: list[bytes] = []  # of all silos, once they are agreed on
         self._secrets: dict[int, bytes] = {}
         self._used: set[str] = set()
-        self.agreed = False
+
+    @property
+    def agreed(self) -> bool:
+        return bool(self._keys)
 
     @property
     def public_key(self) -> bytes:
@@ -52,7 +57,7 @@ class Masks:
             raise Refused(f"keys: number {self._index} is not this silo's")
         agreed = hashlib.sha256(hashlib.sha256(self._plan).digest() + b"".join(keys)).digest()
         self._secrets = {i: self._secret(i, key, agreed) for i, key in enumerate(keys) if i != self._index}
-        self.agreed = True
+        self._keys = list(keys)
         return agreed.hex()
 
     def hide(self, values: Words, present: Sequence[int], message: str) -> Words:
@@ -69,6 +74,18 @@ class Masks:
             shared = pad(self._secrets[other], message, values.size)
             hidden = hidden + shared if self._index < other else hidden - shared
         return hidden
+
+    def state(self) -> dict[str, Any]:
+        """For a silo that starts again: its private key, what was agreed on, and the pads that are used."""
+        keys = [key.hex() for key in self._keys]
+        return {"key": self._key.private_bytes_raw().hex(), "keys": keys, "used": sorted(self._used)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(bytes.fromhex(state["key"]))
+        self._keys = []
+        if state["keys"]:
+            self.agree([bytes.fromhex(key) for key in state["keys"]])
+        self._used = set(state["used"])
 
     def _secret(self, other: int, key: bytes, agreed: bytes) -> bytes:
         if key[-1] & 0x80:  # X25519 ignores this bit: with it one key could be shown as two

@@ -326,3 +326,10 @@ class MaskedEnd(SiloEnd):
         packed = self.channel.pack(message)
         hidden = self.masks.hide(packed.arrays["total"], self.facts.present(round), f"{round}/{query}")
         return Packed(packed.facts, packed.arrays | {"total": hidden})
+
+    def state(self) -> dict[str, Any]:
+        return self.masks.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.masks.restore(state)
+        self.key = self.masks.public_key

@@ -6,26 +6,21 @@ side is silodp.deploy.silo.
 
 from __future__ import annotations
 
-import json
-import secrets
-import subprocess
-import sys
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import IO, Any, BinaryIO, cast
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from jaxtyping import Array, Float
 
 from silodp import registry
 from silodp.channels import Packed
-from silodp.channels.sealed import Terms
 from silodp.config import Config
-from silodp.deploy.shuffler import TOKEN, ShufflerClient
-from silodp.deploy.wire import decode, encode, read_frame, write_frame
+from silodp.deploy.links import Answer as Told
+from silodp.deploy.links import Link, ShufflerProcess, SiloProcess
 from silodp.errors import Refused
 from silodp.parse import named_parts, parse_config
 from silodp.plan.plan import Plan
@@ -33,75 +28,7 @@ from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandom
 from silodp.releases import Account, Answer, Public, Tally, Vector
 
 Records = Mapping[str, np.ndarray]  # of one silo: every array by its path, features... and targets...
-
-
-class SiloProcess(AbstractContextManager["SiloProcess"]):
-    """A silo started here for a local message run. Closing its stdin ends it.
-
-    `allowed`: parts from outside that it may import; whoever starts a silo here is its operator.
-    """
-
-    def __init__(self, allowed: Sequence[str] = ()) -> None:
-        command = [sys.executable, "-m", "silodp.deploy.silo", *allowed]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def send(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        try:
-            write_frame(cast(BinaryIO, self.process.stdin), encode(header, dict(arrays)))
-        except BrokenPipeError:
-            raise Refused(f"a silo's process ended (exit code {self.process.poll()})") from None
-
-    def receive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        data = read_frame(cast(BinaryIO, self.process.stdout))
-        if not data:
-            raise Refused(f"a silo's process ended (exit code {self.process.wait()})")
-        header, arrays = decode(data)
-        if header.get("kind") == "refused":
-            raise Refused(f"a silo refused: {header['reason']}")
-        return header, arrays
-
-    def __exit__(self, *exc: object) -> None:
-        with suppress(BrokenPipeError):  # of a silo that ended before it had read everything
-            cast(BinaryIO, self.process.stdin).close()
-        ended(self.process)
-
-
-class ShufflerProcess(AbstractContextManager["ShufflerProcess"]):
-    """The shuffler of a local message run, and the server's link to it; closing its stdin ends it."""
-
-    def __init__(self, silos: int, least: Mapping[str, Terms]) -> None:
-        command = [sys.executable, "-m", "silodp.deploy.shuffler"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.tokens = [secrets.token_bytes(TOKEN) for _ in range(silos)]
-        server = secrets.token_bytes(TOKEN)
-        agreed = {query: terms._asdict() for query, terms in least.items()}
-        parties = {"server": server.hex(), "silos": [token.hex() for token in self.tokens], "least": agreed}
-        stdin = cast(IO[str], self.process.stdin)
-        stdin.write(json.dumps(parties) + "\n")
-        stdin.flush()
-        self.port = int(cast(IO[str], self.process.stdout).readline())
-        self.private_key = X25519PrivateKey.generate()
-        self.client = ShufflerClient(self.port, server)
-        self.open, self.release = self.client.open, self.client.release
-
-    def invitation(self, silo: int) -> dict[str, Any]:
-        """What a silo needs to know to send."""
-        public = self.private_key.public_key().public_bytes_raw()
-        return {"port": self.port, "token": self.tokens[silo].hex(), "server_key": public.hex()}
-
-    def __exit__(self, *exc: object) -> None:
-        self.client.__exit__()
-        cast(IO[str], self.process.stdin).close()
-        ended(self.process)
-
-
-def ended(process: subprocess.Popen[Any]) -> None:
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    cast(IO[Any], process.stdout).close()
+LARGEST = 1e30  # of numbers in an answer: no clipped mean is that long, and float32 would lose its squares
 
 
 def stream_of_queries(plan: Plan) -> dict[str, str]:
@@ -133,7 +60,7 @@ def message_federation(plan: Plan, records: Sequence[Records], seed: int | None)
 
 @contextmanager
 def joined(
-    plan: Plan, silos: Sequence[SiloProcess], records: Sequence[Records], seed: int | None
+    plan: Plan, silos: Sequence[Link], records: Sequence[Records], seed: int | None
 ) -> Iterator[MessageFederation]:
     """A federation of silos that are running already."""
     terms = plan.channel.terms(plan.declared, stream_of_queries(plan))
@@ -144,7 +71,7 @@ def joined(
 
 
 def set_up(
-    silos: Sequence[SiloProcess],
+    silos: Sequence[Link],
     plan: Plan,
     records: Sequence[Records],
     seed: int | None,
@@ -155,15 +82,16 @@ def set_up(
     for index, (silo, own) in enumerate(zip(silos, records, strict=True)):
         invitation = None if shuffler is None else shuffler.invitation(index)
         silo.send({"kind": "setup", "plan": tree, "index": index, "seed": seed, "shuffler": invitation}, own)
-    keys = [silo.receive()[0]["key"] for silo in silos]
-    if all(keys):
-        exchange(silos, keys)
+    exchange(silos, [silo.receive()[0] for silo in silos])
 
 
-def exchange(silos: Sequence[SiloProcess], keys: list[str]) -> None:
-    """Hand every silo the others' public keys; all must have agreed on the same."""
+def exchange(silos: Sequence[Link], ready: Sequence[Mapping[str, Any]]) -> None:
+    """Hand every silo the others' public keys, where there are any; all must have agreed on the same."""
+    told = {f"{name}s": [each.get(name) for each in ready] for name in ("key", "signature")}
+    if not all(told["keys"]):
+        return
     for silo in silos:
-        silo.send({"kind": "keys", "keys": keys}, {})
+        silo.send({"kind": "keys"} | told, {})
     fingerprints = {silo.receive()[0]["fingerprint"] for silo in silos}
     if len(fingerprints) > 1:
         raise Refused("keys: the silos have agreed on different plans or keys; their masks would not cancel")
@@ -172,7 +100,7 @@ def exchange(silos: Sequence[SiloProcess], keys: list[str]) -> None:
 class MessageFederation:
     """The server's view of silos that only answer in bytes."""
 
-    def __init__(self, plan: Plan, processes: Sequence[SiloProcess], seed: int | None, shuffler: Any = None):
+    def __init__(self, plan: Plan, processes: Sequence[Link], seed: int | None, shuffler: Any = None):
         self.whole, self.processes, self.seed = plan, processes, seed
         self.plan = plan.at(plan.stages[0].name)  # the stage that is asked about
         self.silos, self.round = len(processes), 0
@@ -216,17 +144,28 @@ class MessageFederation:
             self.end.expect(self.round, name, [round(each[i]) for i in self.present], self.plan.sizes[stream])
         for i in self.present:
             self._send(int(i), "ask", name, public)
-        packed = [self._receive(int(i)) for i in self.present]
+        packed = [self._receive(int(i), stream) for i in self.present]
         weights = jnp.asarray(np.asarray(self.plan.facts.weights)[self.present], jnp.float32)
         own = jax.tree.map(lambda leaf: leaf[self.present], self.accounts)
-        value, own = self.end.mean(packed, weights, own, self.randomness)
+        value, own = self._mean(packed, weights, own)
         self.heard(self.round, name, packed, value)
         self.accounts = jax.tree.map(lambda old, new: old.at[self.present].set(new), self.accounts, own)
         return value
 
+    def _mean(self, packed: Sequence[Packed], weights: Array, accounts: Account) -> tuple[Vector, Account]:
+        """What the silos' answers come to. An answer that no honest silo sends ends the run, not this program."""
+        try:
+            with np.errstate(over="ignore"):  # what is too large is told below
+                value, accounts = self.end.mean(packed, weights, accounts, self.randomness)
+        except MALFORMED as error:
+            raise Refused(f"round {self.round}: the answers do not fit together ({type(error).__name__})") from None
+        if not float(jnp.max(jnp.abs(value), initial=0.0)) <= LARGEST:  # also of NaN
+            raise Refused(f"round {self.round}: the mean of the answers is no number that a run can go on from")
+        return value, accounts
+
     def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
         self._send(int(index), "local", task.__name__, public)
-        return jnp.asarray(self._receive(int(index)).arrays["value"])
+        return jnp.asarray(self._receive(int(index), None).arrays["value"])
 
     def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         return yes() if bool(predicate) else no()
@@ -264,15 +203,61 @@ class MessageFederation:
             raise self._missing(index, error) from None
         self.bits[1] += 8 * sum(a.nbytes for a in arrays.values())
 
-    def _receive(self, index: int) -> Packed:
+    def _receive(self, index: int, stream: str | None) -> Packed:
         try:
-            header, arrays = self.processes[index].receive()
+            packed = checked(self.processes[index].receive(), self._expected(index, stream))
         except Refused as error:
             raise self._missing(index, error) from None
-        self.bits[0] += 8 * sum(a.nbytes for a in arrays.values())
-        self.gradients += header["facts"]["gradients"]
-        return Packed(header["facts"], arrays)
+        self.bits[0] += 8 * sum(a.nbytes for a in packed.arrays.values())
+        self.gradients += packed.facts["gradients"]
+        return packed
+
+    def _expected(self, index: int, stream: str | None) -> dict[str, Any]:
+        """What the plan says of a silo's answer, by the name of the fact."""
+        size = self.plan.sizes.get(stream or "")
+        if stream is None or size is None:
+            return {}
+        return {"stream": stream, "parameters": size, "records": self.plan.declared.divisors(stream)[index]}
 
     def _missing(self, index: int, error: Refused) -> Refused:
         name = self.plan.facts.names[index]
         return Refused(f"silo {name!r} in round {self.round}: {error}; the run ends here, without this round")
+
+
+# What is raised by code that an answer of another form reaches.
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+UNNAMED = (None, "public")  # streams of what is public already
+
+
+def checked(told: Told, expected: Mapping[str, Any]) -> Packed:
+    """An answer, if it is of the form that the plan has; its numbers are finite, and facts are the plan's."""
+    header, arrays = told
+    facts = header.get("facts")
+    if header.get("kind") != "answer" or not isinstance(facts, dict):
+        raise Refused("its answer is none")
+    for name in facts.keys() & expected.keys():
+        if not same(facts[name], expected[name]) and not (name == "stream" and facts[name] in UNNAMED):
+            raise Refused(f"its answer says another {name} than the plan")
+    if not all(finite(facts.get(name, 0.0)) for name in ("gradients", "step", "records")):
+        raise Refused("its answer tells numbers that are none")
+    for name, array in arrays.items():
+        check_array(name, array, expected.get("parameters"))
+    return Packed({"gradients": 0.0} | facts, arrays)
+
+
+def same(told: Any, planned: Any) -> bool:
+    """Numbers of records are told in float32."""
+    return told == planned or (finite(told) and finite(planned) and math.isclose(told, planned, rel_tol=1e-6))
+
+
+def finite(number: Any) -> bool:
+    return type(number) in (int, float) and 0 <= number < math.inf
+
+
+def check_array(name: str, array: np.ndarray, size: int | None) -> None:
+    if array.dtype.kind not in "iuf" or array.ndim > 1:
+        raise Refused("its answer holds an array of another kind")
+    if size is not None and name in ("value", "total") and array.shape != (size,):
+        raise Refused(f"its answer has {array.size} numbers, the plan {size}")
+    if array.dtype.kind == "f" and not (np.abs(array) <= LARGEST).all():
+        raise Refused("its answer holds numbers that are not finite")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ from silodp.whiten import STREAM as MOMENT
 
 # Errors about what was sent: their text goes back.
 TOLD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
+KEPT = ("memory", "account", "wire")  # between rounds
 
 
 class ShufflerLink:
@@ -49,10 +50,22 @@ class ShufflerLink:
         self.submit = self.client.submit
 
 
-class SiloServer:
-    """One silo's records, memory and account, and the answers it gives."""
+class Vouching(Protocol):
+    """Who signs a silo's key of a run, and knows the signatures of the others (silodp.deploy.vouch)."""
 
-    def __init__(self, setup: Mapping[str, Any], records: Mapping[str, np.ndarray]):
+    def sign(self, key: bytes) -> bytes: ...
+
+    def check(self, index: int, key: bytes, signature: bytes) -> None: ...
+
+
+class SiloServer:
+    """One silo's records, memory and account, and the answers it gives.
+
+    `vouching`: signs this silo's key and checks the others', where sites are known by keys of their own.
+    """
+
+    def __init__(self, setup: Mapping[str, Any], records: Mapping[str, np.ndarray], vouching: Vouching | None = None):
+        self.vouching = vouching
         self.index: int = setup["index"]
         self.seed: int | None = setup["seed"]
         self.whole = Plan.from_json(setup["plan"])
@@ -77,6 +90,7 @@ class SiloServer:
         self.streams = {s.name: s for s in self.whole.releases(self.index)}
         self.account = Account.empty(list(self.streams))
         self.wire = channel.remember(self.whole.sizes)
+        self.moment: np.ndarray | None = None  # by which the records are whitened
         self._enter(stored)
 
     def _enter(self, records: PyTree[Array]) -> None:
@@ -86,7 +100,7 @@ class SiloServer:
         self.site = replace(self.site, records=records)
         self.algorithm = self.plan.algorithm
         self.memory: Any = ()
-        self.answered: set[tuple[int, str]] = set()
+        self.answered: set[tuple[int, str]] = set()  # of this round
         self.released: list[Stream] = []  # in this round
         self.round, self.started = -1, False
         self.batch_seed = fresh_seed()
@@ -100,7 +114,7 @@ class SiloServer:
         whitening = self.whole.whitening(moment)
         if not np.isfinite(whitening.matrix).all():
             raise Refused("whiten: this moment whitens nothing; the run has diverged, or was meant to")
-        self.plan = self.whole.training
+        self.plan, self.moment = self.whole.training, np.asarray(moment)
         self._enter(whitening.records(self.site.records))
         self.algorithm = whitening.algorithm(self.plan.algorithm)
 
@@ -126,8 +140,60 @@ class SiloServer:
         if self.started:
             raise Refused("start: this run has begun already")
         self._check_points("start", [x0], [(self.objective.parameters,)])
-        silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
-        self.memory, self.started = self.algorithm.remember(silo, x0), True
+        self.memory, self.started = self._remembered(x0), True
+
+    def _remembered(self, x0: Array) -> PyTree:
+        return self.algorithm.remember(self._silo(jnp.int32(-1), (), self.account, self.batch_seed), x0)
+
+    def ready(self) -> dict[str, Any]:
+        """What the others have to know of a silo that has its plan."""
+        key = self.end.key
+        if key is None or self.vouching is None:
+            return {"kind": "ready", "key": None if key is None else key.hex()}
+        return {"kind": "ready", "key": key.hex(), "signature": self.vouching.sign(key).hex()}
+
+    def agree(self, told: Sequence[str], signatures: Sequence[str] | None) -> str:
+        """Take all silos' keys; where sites are known, only with their signatures."""
+        keys = [bytes.fromhex(key) for key in told]
+        if self.vouching is not None:
+            for index, (key, signature) in enumerate(zip(keys, signatures or [], strict=True)):
+                self.vouching.check(index, key, bytes.fromhex(signature))
+        return self.end.agree(keys)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """All that a silo which starts again would have lost. It holds secrets and never leaves the site."""
+        header = {
+            "round": self.round,
+            "answered": sorted(self.answered),
+            "released": [stream.name for stream in self.released],
+            "started": self.started,
+            "batch_seed": self.batch_seed.tolist(),
+            "end": self.end.state(),
+        }
+        leaves = {
+            f"{part}/{i}": np.asarray(leaf)
+            for part in KEPT
+            for i, leaf in enumerate(jax.tree.leaves(getattr(self, part)))
+        }
+        return header, leaves if self.moment is None else leaves | {"moment": self.moment}
+
+    def restore(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Be the silo whose state this was; only a fresh one may."""
+        if self.started or self.round >= 0:
+            raise Refused("restore: this silo has begun already")
+        if "moment" in arrays:
+            self.whiten(jnp.asarray(arrays["moment"]))
+        self.end.restore(header["end"])
+        if header["started"]:
+            self.memory = jax.eval_shape(self._remembered, jnp.zeros(self.objective.parameters))
+        for part in KEPT:
+            structure = jax.tree.structure(getattr(self, part))
+            leaves = [jnp.asarray(arrays[f"{part}/{i}"]) for i in range(structure.num_leaves)]
+            setattr(self, part, jax.tree.unflatten(structure, leaves))
+        self.round, self.started = header["round"], header["started"]
+        self.answered = {(round, name) for round, name in header["answered"]}
+        self.released = [self.streams[name] for name in header["released"]]
+        self.batch_seed = np.asarray(header["batch_seed"], np.uint32)
 
     def answer(
         self, kind: str, name: str, round: int, public: list[Array]
@@ -138,9 +204,8 @@ class SiloServer:
         shapes = self.plan.algorithm.shapes(name, self.objective.parameters)
         self._check_points(f"query {name!r}", public, shapes)
         self.end.check(round)
-        if round != self.round:
-            self.batch_seed = fresh_seed()
-        given = tuple(public), jnp.int32(round), self.memory, self.account, self.wire, self.batch_seed
+        seed = self.batch_seed if round == self.round else fresh_seed()
+        given = tuple(public), jnp.int32(round), self.memory, self.account, self.wire, seed
         try:
             message, memory, account, wire = jax.block_until_ready(compiled(*given))
         except jax.errors.JaxRuntimeError:  # its text may quote numbers: not passed on
@@ -148,8 +213,9 @@ class SiloServer:
         self._check_budget(account)
         released = self._check_together(account, round)
         work = {"gradients": float(account.gradients - self.account.gradients)}
+        self.answered = {each for each in self.answered if each[0] == round} | {(round, name)}
         self.memory, self.account, self.wire, self.round, self.released = memory, account, wire, round, released
-        self.answered.add((round, name))
+        self.batch_seed = seed
         if kind == "local":
             return work, {"value": np.asarray(message)}
         packed = self.end.send(round, name, message)
@@ -245,6 +311,29 @@ def account_arrays(account: Account) -> dict[str, np.ndarray]:
     return arrays
 
 
+def respond(
+    server: SiloServer, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The answer of a silo that has its plan."""
+    kind = header.get("kind")
+    if kind == "keys":
+        fingerprint = server.agree(header["keys"], header.get("signatures"))
+        # For the silo's operator, who may compare it with the other silos'; the server's word would be worthless.
+        print(f"silo {server.index}: keys and plan agreed, fingerprint {fingerprint}", file=sys.stderr, flush=True)
+        return {"kind": "ready", "fingerprint": fingerprint}, {}
+    if kind == "start":
+        server.start(jnp.asarray(arrays["x0"]))
+        return {"kind": "ready"}, {}
+    if kind == "whiten":
+        server.whiten(jnp.asarray(arrays["moment"]))
+        return {"kind": "ready"}, {}
+    if kind == "account":
+        return {"kind": "account"}, account_arrays(server.account)
+    public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
+    facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
+    return {"kind": "answer", "facts": facts}, message
+
+
 def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, bytes]:
     """One request and its answer. A refusal is an answer too: the reason goes back, nothing else does."""
     try:
@@ -254,25 +343,10 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
             if server is not None and server.seed is None:
                 raise Refused("setup: this silo has a plan; a new one would forget what it has spent")
             fresh = SiloServer(header, arrays)
-            return fresh, encode({"kind": "ready", "key": None if fresh.end.key is None else fresh.end.key.hex()}, {})
+            return fresh, encode(fresh.ready(), {})
         if server is None:
             raise Refused("no plan yet: send setup first")
-        if kind == "keys":
-            fingerprint = server.end.agree([bytes.fromhex(key) for key in header["keys"]])
-            # For the silo's operator, who may compare it with the other silos'; the server's word would be worthless.
-            print(f"silo {server.index}: keys and plan agreed, fingerprint {fingerprint}", file=sys.stderr, flush=True)
-            return server, encode({"kind": "ready", "fingerprint": fingerprint}, {})
-        if kind == "start":
-            server.start(jnp.asarray(arrays["x0"]))
-            return server, encode({"kind": "ready"}, {})
-        if kind == "whiten":
-            server.whiten(jnp.asarray(arrays["moment"]))
-            return server, encode({"kind": "ready"}, {})
-        if kind == "account":
-            return server, encode({"kind": "account"}, account_arrays(server.account))
-        public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
-        facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
-        return server, encode({"kind": "answer", "facts": facts}, message)
+        return server, encode(*respond(server, header, arrays))
     except TOLD as error:
         return server, encode({"kind": "refused", "reason": f"{error}"}, {})
     except Exception as error:  # nothing that a server sends ends the process; a text of JAX's may quote numbers

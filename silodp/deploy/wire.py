@@ -6,8 +6,11 @@ frame = length of the rest (8 bytes) | length of the header (4 bytes) | header, 
 from __future__ import annotations
 
 import json
+import os
+import select
 import struct
-from typing import Any, BinaryIO
+import time
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -39,6 +42,67 @@ def decode(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return header, arrays
 
 
+def plain(text: Any) -> str:
+    """A peer's words as they may be shown: one line, no control characters, not too long."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:400])
+
+
+class Late(Refused):
+    """A peer did not answer, or did not listen, in time."""
+
+
+def unblocked(stream: IO[bytes]) -> int:
+    """The stream's file descriptor, for `put_frame` and `take_frame`."""
+    os.set_blocking(stream.fileno(), False)
+    return stream.fileno()
+
+
+def put_frame(descriptor: int, data: bytes, seconds: float) -> None:
+    """A whole frame into a pipe or socket, or `Late`."""
+    until, left = time.monotonic() + seconds, memoryview(struct.pack("<Q", len(data)) + data)
+    while left:
+        _wait(descriptor, select.POLLOUT, until)
+        left = left[os.write(descriptor, left[: 1 << 20]) :]
+
+
+def take_frame(descriptor: int, seconds: float, largest: int = LARGEST) -> bytes:
+    """The next frame; b"" when the peer has closed its end between two frames; `Late` when it takes too long."""
+    until = time.monotonic() + seconds
+    prefix = _take(descriptor, 8, until)
+    if not prefix:
+        return b""
+    length = _length(prefix, largest)
+    data = _take(descriptor, length, until)
+    if len(data) != length:
+        raise Refused(f"frame: {length} bytes announced, {len(data)} received")
+    return data
+
+
+def _take(descriptor: int, size: int, until: float) -> bytes:
+    taken = bytearray()
+    while len(taken) < size:
+        _wait(descriptor, select.POLLIN, until)
+        part = os.read(descriptor, min(size - len(taken), 1 << 20))
+        if not part:
+            break
+        taken += part
+    return bytes(taken)
+
+
+def _wait(descriptor: int, event: int, until: float) -> None:
+    watch = select.poll()
+    watch.register(descriptor, event)
+    if not watch.poll(max(0.0, 1000 * (until - time.monotonic()))):
+        raise Late("no answer in time; the peer is stopped, or too busy")
+
+
+def _length(prefix: bytes, largest: int) -> int:
+    (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (largest + 1,)
+    if length > largest:
+        raise Refused("frame: cut short or longer than allowed")
+    return length
+
+
 def write_frame(stream: BinaryIO, data: bytes) -> None:
     stream.write(struct.pack("<Q", len(data)))
     stream.write(data)
@@ -50,9 +114,7 @@ def read_frame(stream: BinaryIO) -> bytes:
     prefix = stream.read(8)
     if not prefix:
         return b""
-    (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (LARGEST + 1,)
-    if length > LARGEST:
-        raise Refused("frame: cut short or longer than allowed")
+    length = _length(prefix, LARGEST)
     data = stream.read(length)
     if len(data) != length:
         raise Refused(f"frame: {length} bytes announced, {len(data)} received")

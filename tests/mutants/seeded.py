@@ -697,7 +697,7 @@ MUTANTS = [
     ),
     Mutant(
         "shuffled-batch-never-redrawn", "silodp/deploy/silo.py",
-        "        if round != self.round:\n            self.batch_seed", "        if round < 0:\n            self.batch_seed",
+        "seed = self.batch_seed if round == self.round else fresh_seed()", "seed = self.batch_seed",
         "one batch for the whole run, accounted as drawn in every round",
         "tests/test_deploy_messages.py::test_a_shuffled_batch_is_drawn_afresh_in_every_round",
     ),
