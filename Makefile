@@ -1,6 +1,7 @@
 # `make demo` and `make test` do all the set-up themselves: .venv, pinned by constraints.txt.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+USERS := .venv/.users
 READY := .venv/.ready
 
 # Tests use the real datasets when they lie beside the project.
@@ -10,7 +11,8 @@ endif
 
 .PHONY: demo test test-all mutants lint bench reproduce clean
 
-demo: $(READY)
+# Only what users need; `make test` adds the developers' tools.
+demo: $(USERS)
 	$(BIN)/silodp demo
 
 # Tests of rounding want the programs that users run; for the others a quick compiler will do (tests/conftest.py).
@@ -59,9 +61,13 @@ bench: .venv-bench/.ready
 		-r bench/requirements.txt -e .
 	touch $@
 
-$(READY): pyproject.toml constraints.txt
+$(USERS): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed (set PYTHON=...)"; exit 1; }
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(READY): $(USERS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 

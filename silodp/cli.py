@@ -279,7 +279,7 @@ def plan(config: ConfigPath, set: Overrides = None, json_: AsJson = False) -> No
 def demo(
     out: Annotated[Path, typer.Option(help="directory for the results")] = Path("runs/demo"),
 ) -> None:
-    """Four silos share the Wisconsin breast cancer records under an untrusted server: accuracy against epsilon."""
+    """Raw CSV files of four hospitals in, models out (breast cancer records): accuracy against epsilon."""
     from silodp.demo import run_demo
 
     with refusals():

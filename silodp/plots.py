@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -12,15 +13,22 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from silodp.digits import rounded_up
 from silodp.errors import ConfigError
 from silodp.report.found import LABELS, LOGARITHMIC
 
 FORMATS = ("png", "pdf", "svg")
+MOST_TICKS = 8  # that a logarithmic axis names one by one
 DATES = {"pdf": "CreationDate", "svg": "Date"}
 
 
-def history_figure(path: Path, histories: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-    """Every measured column against rounds, one line per run."""
+def history_figure(
+    path: Path,
+    histories: Mapping[str, Sequence[Mapping[str, float]]],
+    baselines: Mapping[str, Mapping[str, float]] | None = None,
+    title: str = "",
+) -> None:
+    """Every measured column against rounds, one line per run; `baselines`: level lines by column."""
     first = next(iter(histories.values()))
     columns = [name for name in LABELS if first and name in first[0]]
     figure = Figure(figsize=(4.2 * len(columns), 3.4), layout="constrained")
@@ -28,10 +36,20 @@ def history_figure(path: Path, histories: Mapping[str, Sequence[Mapping[str, flo
         axes = figure.add_subplot(1, len(columns), position + 1)
         for label, rows in histories.items():
             axes.plot([r["round"] for r in rows], [r[column] for r in rows], label=label)
-        finish(axes, "round", LABELS[column], legend=len(histories) > 1)
+        levels = (baselines or {}).get(column, {})
+        draw_levels(axes, levels)
+        finish(axes, "round", LABELS[column], legend=len(histories) + len(levels) > 1)
         if column in LOGARITHMIC:
             axes.set_yscale("log")
+    figure.suptitle(title)
     save(figure, path)
+
+
+def run_figure(path: Path, summary: Mapping[str, Any], history: Sequence[Mapping[str, float]]) -> None:
+    """The history of a run, from what its summary says about it."""
+    promise = "not private" if summary["epsilon"] is None else f"epsilon {rounded_up(summary['epsilon'])}"
+    title = f"{summary['algorithm']}, trust model {summary['trust']}, {promise}, one draw of the noise"
+    history_figure(path, {summary["algorithm"]: history}, summary["baselines"], title)
 
 
 def curve_figure(
@@ -40,21 +58,36 @@ def curve_figure(
     x_label: str,
     y_label: str,
     *,
+    title: str,
+    errors: Mapping[str, Sequence[float]] | None = None,
+    levels: Mapping[str, float] | None = None,
     log_x: bool = False,
     log_y: bool = False,
     markers: bool = False,
 ) -> None:
-    """Lines (x, y) by label."""
+    """Lines (x, y) by label; `errors`: a line's bars, up and down; `levels`: what to compare with, such as chance."""
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for label, (x, y) in lines.items():
-        axes.plot(x, y, marker="o" if markers else None, label=label)
+        bars = (errors or {}).get(label)
+        axes.errorbar(x, y, yerr=bars, marker="o" if markers else None, label=label, capsize=3)
+    draw_levels(axes, levels or {})
     if log_x:
         axes.set_xscale("log")
+        ticks = sorted({value for x, _ in lines.values() for value in x})
+        if len(ticks) <= MOST_TICKS:
+            axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+            axes.xaxis.minorticks_off()
     if log_y:
         axes.set_yscale("log")
-    finish(axes, x_label, y_label, legend=len(lines) > 1)
+    axes.set_title(title, fontsize="medium")
+    finish(axes, x_label, y_label, legend=len(lines) + len(levels or {}) > 1)
     save(figure, path)
+
+
+def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
+    for number, (label, level) in enumerate(levels.items()):
+        axes.axhline(level, color="0.4", linestyle=("--", ":", "-.")[number % 3], label=label)
 
 
 def finish(axes: Axes, x_label: str, y_label: str, *, legend: bool) -> None:

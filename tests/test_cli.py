@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -20,12 +21,14 @@ from typer.testing import CliRunner, Result
 from silodp import data, demo
 from silodp.algorithms import REGISTRY
 from silodp.cli import app
+from silodp.cli_fit import read_files
 from silodp.data import DATASETS
 from silodp.parse import load_config
 from silodp.run import progress, simulate
 from silodp.run import runner as runs
 from silodp.run.directory import load_model
 from tests.conftest import write_silos
+from tests.pages import problems
 
 TREE: dict[str, Any] = {
     "model": {"kind": "logistic"},
@@ -232,33 +235,34 @@ def test_sweep_writes_a_table_and_names_the_best(folder):
     assert json.loads(silodp("show", folder / "swept").output) == table
 
 
-# --- the demo, without the four runs -----------------------------------------------------------------
+# --- the demo, without its fits ----------------------------------------------------------------------
 
 
-def test_the_demo_asks_for_what_it_says():
-    for epsilon in demo.EPSILONS:
-        config = demo.demo_config(epsilon)
-        assert config.privacy.epsilon == epsilon
-        assert (config.algorithm.name, config.privacy.trust, config.data.silos) == ("spider", "untrusted", 4)
-    settings = [demo.demo_config(e).model_copy(update={"privacy": None}) for e in demo.EPSILONS]
-    assert all(s == settings[0] for s in settings)  # as its printout claims
+def test_the_demos_files_are_raw_and_fit_its_schema(tmp_path):
+    files = demo.write_hospitals(tmp_path)
+    assert [file.stem for file in files] == list(demo.HOSPITALS)
+    rows, hospitals = read_files(demo.schema_of_study(), [*files, tmp_path / "new_patients.csv"])
+    assert len(rows) == 569 and not demo.schema_of_study().problems(rows)
+    assert dict(zip(*np.unique(hospitals, return_counts=True), strict=True)) == demo.HOSPITALS | {"new_patients": 114}
+    numbers = rows.drop(columns=demo.TARGET).astype(float)
+    assert numbers.max().max() > 1000  # raw: nothing is scaled
+    ranges = pd.DataFrame({name: column.range for name, column in demo.schema_of_study().used.items()})
+    assert (numbers.min() >= ranges.loc[0]).all() and (numbers.max() <= ranges.loc[1]).all()
+    assert 0.6 < demo.majority(tmp_path, files) < 0.65
 
 
-def test_the_demo_table_and_figures(tmp_path):
-    def made(epsilon: float | None) -> runs.Run:
-        history = [{"round": float(r), "objective": 1.0 / (r + 1), "test_accuracy": 0.9} for r in range(3)]
-        timing = {"compile_seconds": 1.0, "run_seconds": 2.0}
-        summary = {"epsilon": epsilon, "timing": timing, "silos": [{}] * 4}
-        return runs.Run(tmp_path, None, history, None, None, summary, None)  # type: ignore[arg-type]
-
-    made_runs = [made(e) for e in demo.EPSILONS]
-    demo.draw(tmp_path, made_runs)
-    for name in ("accuracy-epsilon.png", "accuracy-rounds.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+def test_the_demos_table_figure_and_page(tmp_path):
+    outcomes = [demo.Outcome(e, (0.9,) if e is None else (0.85, 0.95)) for e in demo.EPSILONS]
+    demo.draw(tmp_path / "figure.png", outcomes, 0.6)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     console = Console(width=100, record=True)
-    console.print(demo.table_of(made_runs))
+    console.print(demo.as_table(outcomes, 0.6))
     told = console.export_text()
-    assert all(word in told for word in ("4 silos", "no privacy", "0.900", "3.0"))
+    assert all(
+        word in told for word in ("4 hospitals", "no privacy", "0.900 ± 0.071", "at most 2.7 %", "majority class")
+    )
+    page = demo.as_page(outcomes, 0.6)
+    assert problems(page) == [] and "protects nobody" in page
 
 
 # --- examples -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ LINES = {"first": ([1.0, 2.0, 3.0], [3.0, 1.0, 2.0]), "second": ([1.0, 2.0, 3.0]
 
 
 def drawn(path: Path, lines=LINES) -> bytes:
-    curve_figure(path, lines, "epsilon", "loss", markers=True)
+    curve_figure(path, lines, "epsilon", "loss", title="A title", markers=True)
     return path.read_bytes()
 
 
@@ -49,7 +49,7 @@ def test_pixels_are_of_few_colours(tmp_path):
 
 def test_a_history_is_drawn_in_any_format(tmp_path):
     rows = [{"round": i, "objective": 1 / (i + 1), "gradient_norm2": 1 / (i + 1)} for i in range(3)]
-    history_figure(tmp_path / "history.svg", {"run": rows})
+    history_figure(tmp_path / "history.svg", {"run": rows}, {"objective": {"mean predictor": 0.7}}, "A run")
     assert (tmp_path / "history.svg").read_bytes().startswith(OPENINGS["svg"])
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import silodp
 from silodp import demo, registry
@@ -20,6 +21,7 @@ from silodp.parse import parse_config
 from silodp.plan.certificate import Context, certificate
 from silodp.plan.make import make_plan
 from tests.conftest import made_data
+from tests.pages import problems
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(silodp.__file__).resolve().parent
@@ -113,10 +115,26 @@ def test_the_first_screen_says_what_matters():
     first = "\n".join(README.splitlines()[:10])
     assert "simulation is the default, and it is not private" in first
     assert 'run.mode = "messages"' in first
-    screen = "\n".join(README.splitlines()[:30])
-    assert "docs/demo.png" in screen
-    stated = [f"{epsilon:g}" if epsilon else "no privacy" for epsilon in demo.EPSILONS]
-    assert f"| epsilon of every record | {' | '.join(stated)} |" in screen
+    screen = "\n".join(README.splitlines()[:42])
+    assert "docs/demo.png" in screen and "pip install" in screen and "make demo" in screen
+    assert f"| {' | '.join(demo.HEADS)} |" in screen
+    odds = [demo.Outcome(epsilon, (0.5,)).odds for epsilon in demo.EPSILONS]
+    assert [row[1] for row in readme_rows()] == [*odds, "nothing is released"]
+
+
+def readme_rows() -> list[list[str]]:
+    table = README[README.index(f"| {demo.HEADS[0]}") :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+
+
+@pytest.mark.slow
+def test_the_readmes_table_is_the_demos(tmp_path):
+    outcomes = demo.run_demo(tmp_path / "demo", Console(quiet=True))
+    chance = demo.majority(tmp_path / "demo", sorted((tmp_path / "demo" / "hospitals").iterdir()))
+    found = [float(row[2].split(" ")[0]) for row in demo.rows_of(outcomes, chance)]
+    stated = [float(row[2].split(" ")[0]) for row in readme_rows()]
+    assert stated == pytest.approx(found, abs=0.01)  # another CPU rounds otherwise
+    assert problems((tmp_path / "demo" / "report.html").read_text(encoding="utf-8")) == []
 
 
 def test_the_demos_picture_is_small():

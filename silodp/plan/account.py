@@ -166,4 +166,5 @@ def draw_curves(config: Config, path: Path) -> None:
         worst = int(np.argmax([plan.epsilon(i) for i in range(plan.facts.silos)]))
         epsilons = np.linspace(0.0, 2 * plan.epsilon(worst), 41)[1:]
         lines[label] = (epsilons.tolist(), accountant.curve(plan.spent(worst), epsilons.tolist()).tolist())
-    curve_figure(path, lines, "epsilon", "delta", log_y=True)
+    title = f"{config.algorithm.name}, trust model {config.privacy.trust}: the whole guarantee"
+    curve_figure(path, lines, "epsilon", "delta (probability)", title=title, log_y=True)

@@ -28,7 +28,7 @@ from silodp.plan.make import make_plan, resolved
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.parts import WHITENING, trained_model, trained_on
 from silodp.plan.plan import Plan
-from silodp.plots import history_figure
+from silodp.plots import run_figure
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account
 from silodp.report.files import write_report
@@ -405,9 +405,9 @@ def finish(
     directory.save_model(params, drawn_params, None if whitening is None else whitening.matrix)
     if config.run.trajectory:
         directory.save_trajectory(objective.parameters)
-    for ending in config.run.figures:
-        history_figure(directory.path / "figures" / f"history.{ending}", {config.algorithm.name: history})
     summary = summary_of(prepared, statement, history[-1], timing)
+    for ending in config.run.figures:
+        run_figure(directory.path / "figures" / f"history.{ending}", summary, history)
     directory.write_json("summary.json", summary)
     write_report(directory.path)
     directory.forget_checkpoint()
