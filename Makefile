@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export SILODP_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-all mutants lint bench reproduce clean
+.PHONY: docs demo test test-all mutants lint bench reproduce clean
 
 # Only what users need; `make test` adds the developers' tools.
 demo: $(USERS)
@@ -42,6 +42,15 @@ reproduce-%: $(READY)
 	@mkdir -p runs/reproduction
 	$(BIN)/silodp reproduce $* > runs/reproduction/$*.log 2>&1 || { tail -3 runs/reproduction/$*.log; exit 1; }
 	@echo "$*: done"
+
+# The documentation site, in site/. Nothing is fetched once the extra is there.
+docs: .venv/.docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+.venv/.docs: $(USERS)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -35,7 +35,9 @@ class DataConfig(Section):
     sizes: list[int] | None = Field(default=None, description="records of each silo, when they differ")
     target: str | None = Field(default=None, description="name of the target column")
     silo_column: str | None = Field(default=None, description="column that says which silo a row belongs to")
-    task: Literal["classification", "regression"] | None = None
+    task: Literal["classification", "regression"] | None = Field(
+        default=None, description="what the target is; found from it when left out"
+    )
     alpha: float | None = Field(default=None, gt=0, description="concentration of the dirichlet partition")
     preprocess: list[str] = Field(default=[], description='steps in order, e.g. ["standardise", "pca:50", "bias"]')
     test: float | str | None = Field(default=None, description="share held out for the test, or a file")
@@ -56,10 +58,12 @@ class ModelConfig(Section):
     activation: str | None = Field(default=None, description="softplus, sigmoid, relu, tanh")
     loss: str | None = Field(default=None, description="squared or cross-entropy (mlp)")
     regulariser: float = Field(default=0.0, ge=0, description="strength of ridge's |x|^2/2 or logistic's x^2/(1+x^2)")
-    bias: bool = True
-    initial: Literal["default", "zeros", "normal"] = "default"
+    bias: bool = Field(default=True, description="whether layers have a constant term")
+    initial: Literal["default", "zeros", "normal"] = Field(default="default", description="first parameters")
     initial_scale: float | None = Field(default=None, gt=0, description="standard deviation for initial = normal")
-    engine: Literal["auto", "structured", "general"] = "auto"
+    engine: Literal["auto", "structured", "general"] = Field(
+        default="auto", description="how clipped sums of gradients are computed; auto takes the fast one where it fits"
+    )
     parameters: int | None = Field(default=None, ge=1, description="d, where `account` has no model to ask")
 
 
@@ -97,8 +101,8 @@ class PrivacyConfig(OpenSection):
     """Who is trusted, and the target. Without epsilon, gdp or multipliers the run is not private."""
 
     trust: str = Field(default="untrusted", description="trusted, untrusted, shuffled, or MODULE:CLASS")
-    epsilon: float | None = Field(default=None, gt=0)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    epsilon: float | None = Field(default=None, gt=0, description="target for every record of every silo")
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="far below 1 / records")
     gdp: float | None = Field(default=None, gt=0, description="a Gaussian-DP mu in place of epsilon and delta")
     multipliers: dict[str, float] | None = Field(
         default=None, description="noise std over sensitivity, by stream: epsilon follows"
@@ -106,7 +110,9 @@ class PrivacyConfig(OpenSection):
     budget: float | None = Field(
         default=None, gt=0, description="with multipliers: stop before epsilon would exceed this"
     )
-    calibration: Literal["exact", "paper"] = "exact"
+    calibration: Literal["exact", "paper"] = Field(
+        default="exact", description="the noise that the target needs, or what the paper's formula prints"
+    )
     split: float | Literal["optimal"] | None = Field(
         default=None, description="share of mu^2 given to the value stream (0.8 is DIFF2's u = 1.25), or optimal"
     )
@@ -144,10 +150,10 @@ class PrivacyConfig(OpenSection):
 class AlgorithmConfig(OpenSection):
     """The algorithm and its numbers; names as in the table of symbols in the docs."""
 
-    name: str = "spider"
-    rounds: int = Field(default=50, ge=1)
+    name: str = Field(default="spider", description="see `silodp list`; auto leaves nothing to choose")
+    rounds: int = Field(default=50, ge=1, description="R: rounds of communication")
     stop_after: int | None = Field(default=None, ge=1, description="stop after this many rounds, with the noise of all")
-    step_size: float | None = Field(default=None, gt=0)
+    step_size: float | None = Field(default=None, gt=0, description="eta: how far a step goes")
     clip: float | None = Field(default=None, **CLIP_NORM, description="C1: clip norm of a record's gradient")
     clip_difference: float | None = Field(
         default=None, **CLIP_NORM, description="C2: clip of a difference per unit |x - y|"
@@ -156,7 +162,9 @@ class AlgorithmConfig(OpenSection):
     capped: bool | None = Field(default=None, description="cap the clip of differences at 2 * clip")
     restart: int | None = Field(default=None, ge=1, description="T: rounds between fresh gradients")
     batch: int | None = Field(default=None, ge=1, description="b: records of a silo in a round; all when left out")
-    sampling: Literal["full", "poisson", "fixed", "one-pass"] | None = None
+    sampling: Literal["full", "poisson", "fixed", "one-pass"] | None = Field(
+        default=None, description="how a batch is drawn; the algorithm's own way when left out"
+    )
     batch_first: int | None = Field(default=None, ge=1, description="B0: batch of the first round")
     batch_local: int | None = Field(default=None, ge=1, description="B2: batch of local steps")
     local_steps: int | None = Field(default=None, ge=1, description="K: local steps")
@@ -233,8 +241,10 @@ class RunConfig(Section):
 
     seed: int = Field(default=0, ge=0, description="seed of the simulation; never used for what leaves a silo for real")
     every: int | None = Field(default=None, ge=1, description="rounds between history rows")
-    output: str = "runs"
-    mode: Literal["simulation", "messages"] = "simulation"
+    output: str = Field(default="runs", description="folder of new runs' directories")
+    mode: Literal["simulation", "messages"] = Field(
+        default="simulation", description="messages: every silo is a process and draws its noise from the system"
+    )
     test_seed: bool = Field(
         default=False,
         description="message mode: noise from `seed`, as in the simulation; not private",
@@ -261,7 +271,9 @@ class RunConfig(Section):
 class SweepConfig(Section):
     """A grid over numbers, names and switches; combinations that differ in traced numbers share a program."""
 
-    grid: dict[str, list[bool | float | str]] = {}
+    grid: dict[str, list[bool | float | str]] = Field(
+        default={}, description='values by key, e.g. {"algorithm.step_size" = [0.1, 0.3]}'
+    )
     select: str = Field(default="objective", description="history column by which the best setting is chosen")
     private_trials: float | None = Field(
         default=None,

@@ -1,0 +1,236 @@
+"""What the documentation site adds to the files in this folder: pages written from the code, and links that lead here.
+
+mkdocs calls `on_config`, `on_files` and `on_page_markdown`; tests call the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import silodp
+from silodp import registry
+from silodp.algorithms import find
+from silodp.config import SHARED_KEYS, AlgorithmConfig, Config
+
+ROOT = Path(__file__).resolve().parents[1]
+# Files outside this folder that are pages of the site.
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "examples/README.md": "tutorials/hospitals.md",
+}
+# Pages that are named in the navigation once somebody has written them.
+LATER = {"deployment.md": "Deployment"}
+
+
+# --- config keys -------------------------------------------------------------------------------------
+
+
+def config_reference() -> str:
+    parts = [
+        "# Every config key",
+        "A config is a TOML file, or a dict with the same sections. `silodp run` and `silodp.train` take it. A key "
+        "that is unknown, or that the algorithm does not use, is refused with one line before anything is spent.",
+    ]
+    for name, field in Config.model_fields.items():
+        section = next(kind for kind in kinds(field.annotation) if hasattr(kind, "model_fields"))
+        parts.append(f"## [{name}]\n\n{first_line(section)}")
+        keys = set(section.model_fields) if section is not AlgorithmConfig else SHARED_KEYS
+        parts.append(key_table(section, [key for key in section.model_fields if key in keys]))
+    parts.append(
+        "## [algorithm], by algorithm\n\nBeside the keys above, each algorithm takes those of its own line. Keys in "
+        "**bold** must be given, unless `theory = true` chooses them; the others have the default that is shown."
+    )
+    parts += [family_table(family, names) for family, names in registry.FAMILIES.items()]
+    parts.append("## What these keys mean\n\n" + key_table(AlgorithmConfig, own_keys()))
+    return "\n\n".join(parts) + "\n"
+
+
+def kinds(annotation: Any) -> list[Any]:
+    return [annotation, *getattr(annotation, "__args__", ())]
+
+
+def first_line(part: Any) -> str:
+    return (inspect.getdoc(part) or "").split("\n")[0]
+
+
+def own_keys() -> list[str]:
+    return [key for key in AlgorithmConfig.model_fields if key not in SHARED_KEYS]
+
+
+def key_table(section: Any, keys: list[str]) -> str:
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key in keys:
+        field = section.model_fields[key]
+        default = "" if field.default is None else f"`{toml(field.default)}`"
+        lines.append(f"| `{key}` | {type_words(field.annotation)} | {default} | {cell(field.description or '')} |")
+    return "\n".join(lines)
+
+
+def toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+
+
+def type_words(annotation: Any) -> str:
+    """As a reader of TOML would say it."""
+    text = getattr(annotation, "__name__", None) if not getattr(annotation, "__args__", None) else str(annotation)
+    text = re.sub(r"typing\.|NoneType|None", "", re.sub(r"Optional\[(.*)\]", r"\1", str(text)))
+    text = re.sub(r"list\[(.*)\]", r"list of \1", text)
+    text = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", "").replace(", ", " or "), text)
+    plain = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
+    text = re.sub(r"\b(str|int|float|bool|dict)\b", lambda found: plain[found[1]], text)
+    return cell(re.sub(r"\s*\|\s*(?=$)|^\s*\|\s*", "", text.strip()).replace(" | ", " or "))
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def family_table(family: str, names: Any) -> str:
+    lines = [
+        f"### {family}\n\n{registry.SENTENCES[family]}\n",
+        "| algorithm | keys of its own | trust |",
+        "|---|---|---|",
+    ]
+    for name in names:
+        trusts = find(name).trusts
+        told = "every one" if trusts is None else ", ".join(trusts)
+        lines.append(f"| `{name}` | {', '.join(taken_keys(name)) or 'none'} | {told} |")
+    return "\n".join(lines)
+
+
+def taken_keys(name: str) -> list[str]:
+    """Keys that an algorithm takes beside the shared ones, with their defaults."""
+    entry = find(name)
+    found = []
+    for field in dataclasses.fields(entry.build):
+        if field.name not in AlgorithmConfig.model_fields or field.name in SHARED_KEYS or field.name in entry.fixed:
+            continue
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        default = field.default if isinstance(field.default, bool | int | float | str) else None
+        shown = f" = {toml(default)}" if default is not None else ""
+        found.append(f"**`{field.name}`**" if needed else f"`{field.name}{shown}`")
+    return found
+
+
+# --- Python names and commands -----------------------------------------------------------------------
+
+
+def python_reference() -> str:
+    parts = ["# Python names", "All public names, with examples that the tests run. Everything else may change."]
+    for name in sorted(set(silodp.__all__) - {"__version__"}, key=str.lower):
+        part = getattr(silodp, name)
+        parts.append(f"## silodp.{name}\n\n{signature(name, part)}{docstring(part)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def signature(name: str, part: Any) -> str:
+    if not callable(part) or inspect.ismodule(part):
+        return ""
+    try:
+        given = inspect.signature(part)
+    except ValueError:
+        return ""
+    names = [str(p.replace(annotation=inspect.Parameter.empty)) for p in given.parameters.values()]
+    return f"```text\n{name}({', '.join(names)})\n```\n\n" if len(names) < 20 else ""
+
+
+def docstring(part: Any) -> str:
+    """The first paragraph as text, arguments and examples as they stand."""
+    first, _, rest = (inspect.getdoc(part) or "").partition("\n\n")
+    return " ".join(first.split()) + (f"\n\n```text\n{rest.rstrip()}\n```" if rest.strip() else "")
+
+
+def command_reference() -> str:
+    import typer
+
+    from silodp.cli import app
+
+    whole = typer.main.get_command(app)
+    parts = ["# Commands", "`silodp COMMAND --help` says the same in a terminal."]
+    parts += [command_part(name, command) for name, command in sorted(getattr(whole, "commands", {}).items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def command_part(name: str, command: Any) -> str:
+    inner = getattr(command, "commands", None)
+    if inner:
+        return "\n\n".join(command_part(f"{name} {each}", one) for each, one in sorted(inner.items()))
+    lines = ["| argument or option | meaning |", "|---|---|"]
+    for each in command.params:
+        shown = ", ".join(each.opts) if each.opts[0].startswith("-") else (each.metavar or each.name.upper())
+        lines.append(f"| `{cell(shown)}` | {cell(getattr(each, 'help', None) or '')} |")
+    return f"## silodp {name}\n\n{command.help or ''}\n\n" + "\n".join(lines)
+
+
+# --- links -------------------------------------------------------------------------------------------
+
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def led_here(text: str, source: str) -> str:
+    """Links of a file of the repository as links of the site; `source`: its path from the root.
+
+    What is no page of the site keeps its words and loses its link.
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        mark, words, target = found.groups()
+        path, hash_, anchor = target.partition("#")
+        if "://" in target or not path:
+            return found[0]
+        page = page_of(posixpath.normpath(posixpath.join(posixpath.dirname(source), path)))
+        if page is None:
+            return words
+        here = posixpath.dirname(OUTSIDE.get(source, source.removeprefix("docs/")))
+        return f"{mark}[{words}]({posixpath.relpath(page, here or '.')}{hash_}{anchor})"
+
+    return LINK.sub(replaced, text)
+
+
+def page_of(path: str) -> str | None:
+    """The site's page for a file of the repository."""
+    if path in OUTSIDE:
+        return OUTSIDE[path]
+    if path == "docs/algorithms":
+        return "algorithms/README.md"
+    inside = path.startswith("docs/") and (ROOT / path).is_file() and not path.endswith(".json")
+    return path.removeprefix("docs/") if inside else None
+
+
+def generated() -> dict[str, str]:
+    """Pages that are no files of this folder."""
+    copied = {page: led_here((ROOT / path).read_text(encoding="utf-8"), path) for path, page in OUTSIDE.items()}
+    return copied | {
+        "reference/config.md": config_reference(),
+        "reference/python.md": python_reference(),
+        "reference/commands.md": command_reference(),
+    }
+
+
+# --- mkdocs ------------------------------------------------------------------------------------------
+
+
+def on_config(config: Any) -> Any:
+    tutorials = next(entry["Tutorials"] for entry in config["nav"] if "Tutorials" in entry)
+    tutorials += [{title: page} for page, title in LATER.items() if (ROOT / "docs" / page).is_file()]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for path, text in generated().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    path = f"docs/{page.file.src_uri}"
+    return led_here(markdown, path) if (ROOT / path).is_file() else markdown
