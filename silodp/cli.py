@@ -6,6 +6,7 @@ What needs JAX is imported inside a command, after the config has been read and 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -167,7 +168,8 @@ def audit(
         from silodp.audit import audit as execute
         from silodp.audit import plain, render
 
-        rows = execute(algorithm and [algorithm], trust and [trust])
+        processes = os.cpu_count() or 1 if algorithm is None else 1
+        rows = execute(algorithm and [algorithm], trust and [trust], processes=processes)
         if json_:
             print(json.dumps(plain(rows), indent=2))
         else:

@@ -107,8 +107,7 @@ class Silo:
         step: Any = 0,
     ) -> RecordMean:
         """The clipped mean of any vector `function(record)` over a batch: a private mean that is no gradient."""
-        vectors = Statistic(function, self._length(function, stream))
-        return RecordMean(vectors, self._batch(batch, stream, step), clip, stream)
+        return self._of_function(Statistic, function, clip, stream, batch, step)
 
     def squares(
         self,
@@ -122,7 +121,18 @@ class Silo:
 
         It comes as a vector (`silodp.releases.unpacked` makes it a matrix), and moves less than other means do.
         """
-        vectors = Squares(function, self._length(function, stream))
+        return self._of_function(Squares, function, clip, stream, batch, step)
+
+    def _of_function(
+        self,
+        kind: type[Statistic | Squares],
+        function: Callable[[PyTree], Vector],
+        clip: Any,
+        stream: str,
+        batch: BatchRule | Batch | None,
+        step: Any,
+    ) -> RecordMean:
+        vectors = kind(function, self._length(function, stream))
         return RecordMean(vectors, self._batch(batch, stream, step), clip, stream)
 
     def _length(self, function: Callable[[PyTree], Vector], stream: str) -> int:

@@ -32,7 +32,7 @@ from silodp.facts import Declared
 from silodp.follow import PRIVATISED, SECRET, Findings, checked, followed_program
 from silodp.objective import Objective, sees_several
 from silodp.randomness import SeededRandomness, Shape, Step
-from silodp.releases import Account, Answer, Public, RecordMean, Release, Statistic, Vector
+from silodp.releases import Account, Answer, Public, RecordMean, Release, Squares, Statistic, Vector
 from silodp.sampling import Batch, BatchRule, Full
 
 
@@ -42,12 +42,14 @@ class Expected(NamedTuple):
     rules: frozenset[BatchRule]
     local: bool
     size: int | None
+    squares: bool = False
 
 
 def expected(declared: Declared) -> dict[str, Expected]:
     streams = [stream for own in declared.streams for stream in own]
     rules = lambda name: frozenset(s.batch for s in streams if s.name == name and s.count)
-    return {s.name: Expected(rules(s.name), s.local, None if s.local else declared.dimension(s.name)) for s in streams}
+    size = lambda stream: None if stream.local else declared.dimension(stream.name)
+    return {s.name: Expected(rules(s.name), s.local, size(s), s.squares) for s in streams}
 
 
 class Coins(SeededRandomness):
@@ -74,10 +76,17 @@ class FollowedMean(RecordMean):
 
     silo: FollowedSilo = eqx.field(static=True)
 
+    def mean(self) -> Double:
+        """Secret, however it is computed of records, and it depends on all that it is given: no gradient is traced."""
+        given = [jnp.ravel(leaf)[:1] for leaf in jax.tree.leaves(eqx.filter(self, eqx.is_inexact_array))]
+        return Double.of(SECRET.bind(jnp.zeros(self.vectors.size) + 0 * jnp.sum(jnp.concatenate(given))))
+
     def release(self) -> Release:
         made = super().release()
         rules = [rule for mean, rule in self.silo.means if mean is self]
         self.silo.computed += [(made, rule) for rule in rules]
+        if isinstance(self.vectors, Squares):
+            self.silo.moments.append(made)
         return made
 
 
@@ -90,6 +99,7 @@ class FollowedSilo(Silo):
         self.own_objective = self.objective
         self.means: list[tuple[RecordMean, BatchRule]] = []  # as `mean` and `statistic` gave them
         self.computed: list[tuple[Release, BatchRule]] = []  # and what was made of them
+        self.moments: list[Release] = []  # made of means that `squares` gave
 
     def mean(
         self,
@@ -105,29 +115,18 @@ class FollowedSilo(Silo):
         clip = checked(clip, f"the clip of stream {stream!r}")
         return self._made(super().mean(points, coefficients, clip, stream, batch, step), batch)
 
-    def statistic(
+    def _of_function(
         self,
+        kind: type[Statistic | Squares],
         function: Callable[[PyTree], Vector],
         clip: Any,
         stream: str,
-        batch: BatchRule | Batch | None = None,
-        step: Any = 0,
+        batch: BatchRule | Batch | None,
+        step: Any,
     ) -> RecordMean:
         self._check_function(function, stream)
         clip = checked(clip, f"the clip of stream {stream!r}")
-        return self._made(super().statistic(function, clip, stream, batch, step), batch)
-
-    def squares(
-        self,
-        function: Callable[[PyTree], Vector],
-        clip: Any,
-        stream: str,
-        batch: BatchRule | Batch | None = None,
-        step: Any = 0,
-    ) -> RecordMean:
-        self._check_function(function, stream)
-        clip = checked(clip, f"the clip of stream {stream!r}")
-        return self._made(super().squares(function, clip, stream, batch, step), batch)
+        return self._made(super()._of_function(kind, function, clip, stream, batch, step), batch)
 
     def _check_function(self, function: Callable[[PyTree], Vector], stream: str) -> None:
         """Of one record, and of nothing that depends on others."""
@@ -175,6 +174,9 @@ class FollowedSilo(Silo):
         if local != told.local:
             place = "in the silo" if local else "by the channel"
             self._mistake(release.stream, f"its noise is added {place}, but releases() declares local={told.local}")
+        if told.squares != any(made is release for made in self.moments):  # noise over clip would be printed wrong
+            right = "is no mean of silo.squares" if told.squares else "is a mean of silo.squares"
+            self._mistake(release.stream, f"{right}, but releases() declares squares={told.squares}")
         if told.size is not None and release.value.size != told.size:
             size = release.value.size
             self._mistake(

@@ -4,15 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from silodp import train
 from silodp.audit.recorded import audit_recorded
 from silodp.cli import app
 from silodp.data import FederatedData, SiloData
+from silodp.deploy.coordinator import MessageFederation
 from silodp.errors import ConfigError
-from silodp.run.answers import FILE
+from silodp.run.answers import FOLDER, load_answers, load_arrays
 from silodp.run.directory import RunDirectory
 
 
@@ -42,11 +43,11 @@ def failed(directory: RunDirectory) -> set[str]:
 
 def changed(untrusted: RunDirectory, path, change) -> RunDirectory:
     """A copy of the run whose answers went through `change(name, array)`."""
-    path.mkdir()
+    (path / FOLDER).mkdir(parents=True)
     for name in ("config.toml", "plan.json"):
         (path / name).write_text((untrusted.path / name).read_text())
-    arrays = load_file(untrusted.path / FILE)
-    save_file({name: change(name, array, arrays) for name, array in arrays.items()}, path / FILE)
+    arrays = load_arrays(untrusted)
+    save_file({name: change(name, array, arrays) for name, array in arrays.items()}, path / FOLDER / "0.safetensors")
     return RunDirectory(path)
 
 
@@ -73,15 +74,15 @@ def test_floats_and_repeated_answers_are_convicted(untrusted, tmp_path):
 
 def test_more_answers_than_planned_are_convicted(untrusted, tmp_path):
     directory = changed(untrusted, tmp_path / "run", lambda name, array, _: array)
-    arrays = load_file(directory.path / FILE)
-    save_file(arrays | {"8/value/mean/value": arrays["7/value/mean/value"] + 1}, directory.path / FILE)
+    more = {"8/value/mean/value": load_arrays(directory)["7/value/mean/value"] + 1}
+    save_file(more, directory.path / FOLDER / "1.safetensors")
     assert failed(directory) == {"count"}
 
 
 def test_nothing_that_is_not_public_is_kept(tmp_path):
     """Under a trusted server the silos' means come in the clear: only the noised one is written."""
     directory = recorded(tmp_path / "run", "trusted", answers=True)
-    assert {name.split("/")[2] for name in load_file(directory.path / FILE)} == {"mean"}
+    assert {name.split("/")[2] for name in load_arrays(directory)} == {"mean"}
     assert failed(directory) == set()
     assert json.loads((directory.path / "plan.json").read_text())["facts"]["sizes"] == [50, 40]
 
@@ -90,3 +91,26 @@ def test_a_run_without_answers_says_how_to_keep_them(tmp_path):
     directory = recorded(tmp_path / "run", "untrusted")
     with pytest.raises(ConfigError, match=r"set run\.answers = true"):
         audit_recorded(directory)
+
+
+def test_an_interrupted_run_keeps_what_was_heard(tmp_path, monkeypatch):
+    """Rows of the history come every fourth round, and the run breaks in the seventh: six were heard. The first stage
+    is kept too: there all silos answer, and later one of two in each round."""
+    honest = MessageFederation.begin_round
+
+    def begin_round(self, round):
+        if round == 6:
+            raise KeyboardInterrupt
+        honest(self, round)
+
+    monkeypatch.setattr(MessageFederation, "begin_round", begin_round)
+    algorithm = {"name": "dp-gd", "rounds": 8, "step_size": 0.01, "clip": 1.0, "participation": 1}
+    tree = {"privacy": {"trust": "untrusted", "epsilon": 2.0}, "algorithm": algorithm, "whiten": {},
+            "model": {"kind": "logistic", "bias": False},
+            "run": {"mode": "messages", "answers": True, "every": 4}}  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        train(tree, data=data(), out=tmp_path / "run")
+    answers = load_answers(RunDirectory(tmp_path / "run"))
+    assert [answer.sender for answer in answers if answer.query == "moment"] == ["0", "1", "mean"]
+    assert [answer.round for answer in answers if answer.query == "value" and answer.sender == "mean"] == list(range(6))
+    assert failed(RunDirectory(tmp_path / "run")) == set()

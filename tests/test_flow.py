@@ -394,6 +394,20 @@ class UndeclaredSize(GradientDescent):
         return [Stream("value", len(rounds), self.batch, dimension=10_000)]
 
 
+class DeclaredSquares(GradientDescent):
+    """Declared as a mean of squares, which moves less: too small a noise over clip would be printed."""
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Any) -> list[Stream]:
+        return [Stream("value", len(rounds), self.batch, squares=True)]
+
+
+class UndeclaredSquares(GradientDescent):
+    """A mean of squares that is not declared as one."""
+
+    def value(self, silo: Silo, x: Vector) -> Answer:
+        return silo.squares(lambda record: record[0][:3], 1.0, "value")
+
+
 class ReleasedBefore(GradientDescent):
     """A release before the first round, where nobody counts."""
 
@@ -428,6 +442,8 @@ OTHERS: dict[type[GradientDescent], str] = {
     ForgottenBatch: r"batches are drawn by Full\(\), but releases\(\) declares Poisson\(batch=4\)",
     UndeclaredPlace: r"noise is added in the silo, but releases\(\) declares local=False",
     UndeclaredSize: r"has 6 numbers; declare dimension=6 in releases\(\), not 10000",
+    DeclaredSquares: r"is no mean of silo\.squares, but releases\(\) declares squares=True",
+    UndeclaredSquares: r"is a mean of silo\.squares, but releases\(\) declares squares=False",
     ReleasedBefore: "is released by `remember`, where nothing is counted",
     SeveralRecords: "uses custom_vmap_call, which sees several records at once",
 }

@@ -138,12 +138,14 @@ def test_a_silo_whitens_once_and_only_by_what_is_a_moment():
     size = plan.at(WHITENING).sizes["moment"]
     with pytest.raises(Refused, match="the agreed algorithm asks only"):
         server.answer("ask", "value", 0, [jnp.zeros(6)])
-    for wrong in (jnp.zeros(3), jnp.full(size, jnp.nan)):
-        with pytest.raises(Refused, match="whiten"):
-            server.whiten(wrong)
+    with pytest.raises(Refused, match="was not asked for its moment yet"):
+        server.whiten(packed(jnp.eye(6)))
     server.answer("ask", "moment", 0, [])
     with pytest.raises(Refused, match="answered already"):
         server.answer("ask", "moment", 0, [])
+    for wrong, match in ((jnp.zeros(3), "shapes"), (jnp.full(size, jnp.nan), "not finite")):
+        with pytest.raises(Refused, match=f"whiten: .*{match}"):
+            server.whiten(wrong)
     server.whiten(packed(jnp.eye(6)))
     with pytest.raises(Refused, match="it is over"):
         server.whiten(packed(jnp.eye(6)))

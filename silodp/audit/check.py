@@ -186,14 +186,10 @@ def check_messages(prepared: Prepared, expected: Carry) -> str:
     plan, x0 = prepared.plan, prepared.setting.x0
     records = [{"features": silo.features, "targets": silo.targets} for silo in prepared.data.silos]
     with message_federation(plan, records, plan.config.run.seed) as fed:
-        fed.start(x0)
-        state = plan.algorithm.init(x0)
-        for r in range(prepared.problem.rounds):
-            fed.begin_round(r)
-            state = plan.algorithm.round(state, fed)
+        *_, last = fed.rounds(plan.algorithm, x0)
         settle(plan, fed.final_accounts())
-    apart = float(jnp.max(jnp.abs(state.x - expected.state.x)))
-    if not np.allclose(state.x, expected.state.x, RELATIVE, ABSOLUTE):
+    apart = float(jnp.max(jnp.abs(last.x - expected.state.x)))
+    if not np.allclose(last.x, expected.state.x, RELATIVE, ABSOLUTE):
         raise AssertionError(f"coordinates differ by up to {apart:.3g}")
     return f"largest difference {apart:.1e}"
 

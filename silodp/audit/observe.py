@@ -26,8 +26,9 @@ from silodp.run.federation import Ends, SimulatedFederation
 from silodp.run.runner import Prepared
 from silodp.run.simulate import start
 
-# Programs run a few times and then never again: compiling them is what an audit costs.
+# Programs run a few times and then never again: compiling them is what an audit costs, unless each record is dear.
 QUICKLY_COMPILED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+OPTIMISED = {"xla_backend_optimization_level": 1}
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,11 @@ class Watched:
 class Programs:
     """Functions of one audit alone, for all its runs: a program never outlives the code it was compiled from."""
 
-    def __init__(self) -> None:
-        self.start = compiled(lambda *given: start(*given).ends)
-        self.mean = compiled(lambda *given: ask_everyone(*given))
-        self.local = compiled(lambda *given: ask_one(*given))
+    def __init__(self, dear: bool) -> None:
+        options = OPTIMISED if dear else QUICKLY_COMPILED
+        self.start = compiled(lambda *given: start(*given).ends, options)
+        self.mean = compiled(lambda *given: ask_everyone(*given), options)
+        self.local = compiled(lambda *given: ask_one(*given), options)
 
 
 class WatchedFederation:
@@ -161,9 +163,9 @@ class WatchedFederation:
         return np.asarray(vector, np.float64)[: self.coordinates]
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    quick: dict[str, Any] = {"compiler_options": QUICKLY_COMPILED}
-    return eqx.filter_jit(function, **quick)
+def compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    passed_on: dict[str, Any] = {"compiler_options": options}
+    return eqx.filter_jit(function, **passed_on)
 
 
 def simulated(facts: tuple[Any, ...], ends: Ends, channel: Any) -> WatchedSimulation:
@@ -195,9 +197,9 @@ def clocks(public: tuple[Array, ...]) -> list[float]:
     return [float(point[-1]) for point in public if point.ndim == 1]
 
 
-def observe(prepared: Prepared, canaries: Canaries) -> list[View]:
-    """Whole runs, each with its own seed and signs, and what they showed of each silo."""
-    programs = Programs()
+def observe(prepared: Prepared, canaries: Canaries, dear: bool = False) -> list[View]:
+    """Whole runs, each with its own seed and signs, and what they showed of each silo. dear: records are."""
+    programs = Programs(dear)
     runs = [observe_once(run_of(prepared, canaries, r), programs, prepared.setting.key) for r in range(canaries.runs)]
     return [joined(seen) for seen in zip(*runs, strict=True)]
 

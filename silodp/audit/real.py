@@ -9,9 +9,9 @@ of their answers. A silo answers no round twice, so many answers are a run of ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from silodp.audit import attack
-from silodp.audit.attack import Reading
 from silodp.audit.lowbits import reachable
-from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Row
+from silodp.audit.rows import CORRELATED, EXCEEDED, OK, REPEATED, Further, Row, attained_row
 from silodp.channels.channel import std_of
 from silodp.core import Silo, Site
 from silodp.data import FederatedData, Note, SiloData
@@ -86,20 +85,13 @@ class Tap:
         return value, accounts
 
 
-class Real(NamedTuple):
-    """A row of real message mode, still to be run."""
-
-    trust: str
-    run: Callable[[], Row]
-
-
-def rows() -> list[Real]:
+def rows() -> list[Further]:
     return [
-        Real("untrusted", lambda: noise_row("dp-gd", "untrusted", 2, in_processes=True)),
-        Real("untrusted", low_bits_row),
-        Real("shuffled", batches_row),
-        Real("trusted", lambda: noise_row("dp-gd", "trusted", 2, at_server=True)),
-        Real("untrusted", lambda: noise_row("local-sgd", "untrusted", 1)),
+        Further("untrusted", lambda: noise_row("dp-gd", "untrusted", 2, in_processes=True)),
+        Further("untrusted", low_bits_row),
+        Further("shuffled", batches_row),
+        Further("trusted", lambda: noise_row("dp-gd", "trusted", 2, at_server=True)),
+        Further("untrusted", lambda: noise_row("local-sgd", "untrusted", 1)),
     ]
 
 
@@ -124,11 +116,8 @@ def answers(prepared: Prepared, in_processes: bool = False) -> Tap:
         fed = stack.enter_context(joined(plan, silos, records, None))
         tap: Any = Tap(fed.end)
         fed.end = tap
-        fed.start(x0)
-        state = plan.algorithm.init(x0)
-        for r in range(plan.facts.rounds):
-            fed.begin_round(r)
-            state = plan.algorithm.round(state, fed)
+        for _ in fed.rounds(plan.algorithm, x0):
+            pass
         settle(plan, fed.final_accounts())
     return tap
 
@@ -152,7 +141,7 @@ def noise_row(name: str, trust: str, silos: int, in_processes: bool = False, at_
     known = max(attack.shared_noise(each, seeded_noise(prepared, silos)) for each in noise)
     repeated = max(rounds, shared or 0.0, known) > CORRELATED / math.sqrt(BLANK)
     where = "processes" if in_processes else "bytes"
-    return real_row((name, trust, f"real noise ({where})"), claim, reading, repeated, rounds, shared)
+    return attained_row((name, trust, f"real noise ({where})"), claim, reading, repeated, rounds, shared)
 
 
 def seeded_noise(prepared: Prepared, silos: int) -> Float[np.ndarray, "k b"]:
@@ -189,16 +178,6 @@ def views_of(prepared: Prepared, tap: Tap, name: str, at_server: bool) -> list[F
 def seen_by(view: Float[np.ndarray, "r d"], silo: int, signs: Float[np.ndarray, "silos n"]) -> attack.Scores:
     own = slice(silo * CANARIES, (silo + 1) * CANARIES)
     return attack.agreement(view[:, own], signs[silo], view[:, -BLANK:])
-
-
-def real_row(
-    what: tuple[str, str, str], claim: float, reading: Reading, repeated: bool, rounds: float, silos: float | None
-) -> Row:
-    blind = reading.most < WEAK * claim
-    verdict = EXCEEDED if reading.least > claim else REPEATED if repeated else BLIND if blind else OK
-    name, trust, stream = what
-    found = (claim, reading.mu, reading.error, verdict, rounds, silos)
-    return Row(name, trust, (stream,), *found, convicts_from=reading.convicts_from(claim))
 
 
 # --- batches between machines -----------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
+
+from silodp.audit.attack import Reading
 
 OK, EXCEEDED, BLIND, REPEATED = "ok", "claim exceeded", "canaries too weak", "noise repeats"
 CORRELATED = 5  # standard errors of a correlation: there are some hundred pairs of releases in the table
@@ -38,6 +40,24 @@ class Row:
     randomizer: str | None = None
     claim_eps0: float | None = None
     measured_eps0: float | None = None
+
+
+class Further(NamedTuple):
+    """A row that belongs to no algorithm's own, still to be run."""
+
+    trust: str
+    run: Callable[[], Row]
+
+
+def attained_row(
+    what: tuple[str, str, str], claim: float, reading: Reading, repeated: bool, rounds: float, silos: float | None
+) -> Row:
+    """Of an algorithm, a trust model and a stream whose claim is attained."""
+    blind = reading.most < WEAK * claim
+    verdict = EXCEEDED if reading.least > claim else REPEATED if repeated else BLIND if blind else OK
+    name, trust, stream = what
+    found = (claim, reading.mu, reading.error, verdict, rounds, silos)
+    return Row(name, trust, (stream,), *found, convicts_from=reading.convicts_from(claim))
 
 
 def plain(rows: Sequence[Row]) -> list[dict[str, Any]]:

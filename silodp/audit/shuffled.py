@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import equinox as eqx
@@ -86,15 +84,13 @@ class Attacks:
 
     def __init__(self) -> None:
         self.found: dict[Any, Found] = {}
-        self.locks: defaultdict[Any, Lock] = defaultdict(Lock)
 
     def on(self, prepared: Prepared) -> Found:
         plan = prepared.plan
         case = hiding_of(plan), plan.multipliers[MESSAGE]
-        with self.locks[case]:
-            if case not in self.found:
-                self.found[case] = attack_messages(prepared)
-            return self.found[case]
+        if case not in self.found:
+            self.found[case] = attack_messages(prepared)
+        return self.found[case]
 
 
 def attack_messages(prepared: Prepared) -> Found:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, repeat
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,12 @@ from scipy.stats import norm as gaussian
 from silodp import registry
 from silodp.algorithms import REGISTRY, find
 from silodp.algorithms.entry import Entry
-from silodp.audit import attack
+from silodp.audit import attack, first, real
 from silodp.audit.attack import Reading
 from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, canary_data, canary_model, make_canaries
 from silodp.audit.coins import given_coins, is_read_by_coins
 from silodp.audit.observe import View, observe
-from silodp.audit.real import rows as real_rows
-from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Row
+from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Further, Row
 from silodp.audit.shuffled import BATCH, Attacks, Found, message_data, message_model
 from silodp.channels.channel import Form
 from silodp.config import Config
@@ -64,12 +65,14 @@ def audit(
     *,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    processes: int = 1,
 ) -> list[Row]:
     """A row for each named private algorithm (default: all) under each of its trust models (or those named).
 
-    The whole table ends with rows of real message mode.
+    The whole table ends with rows of the stage before training and of real message mode.
 
     `options`: algorithm options in the place of those of the entry's example.
+    `processes`: that share the rows. Tracing holds Python's lock, so threads of one process wait for each other.
     """
     names = [name for name, entry in REGISTRY.items() if entry.private] if algorithms is None else algorithms
     for name in names:
@@ -80,12 +83,34 @@ def audit(
     if not cases:
         supported = " or ".join(trusts_of(find(names[0])))
         raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
-    # Most of the time goes into compiling, which lets other threads work.
+    extra = [] if algorithms is not None else [i for i, row in enumerate(further_rows()) if wanted(row)]
+    with workers(processes) as pool:
+        found = pool.map(further_row, extra)  # first: some wait for processes
+        # The messages of all algorithms are one job, because equal levels are attacked once.
+        jobs = [[case for case in cases if case.form.per_record]]
+        jobs += [[case] for case in cases if not case.form.per_record]
+        told = pool.map(audit_several, jobs, repeat(seed))
+        of_messages, of_runs = iter(next(told)), chain.from_iterable(told)
+        return [*(next(of_messages if case.form.per_record else of_runs) for case in cases), *found]
+
+
+def workers(processes: int) -> Executor:
+    if processes == 1:
+        return ThreadPoolExecutor(os.cpu_count())
+    return ProcessPoolExecutor(processes, get_context("spawn"))  # JAX does not survive a fork
+
+
+def further_rows() -> list[Further]:
+    return [*first.rows(), *real.rows()]
+
+
+def further_row(place: int) -> Row:
+    return further_rows()[place].run()
+
+
+def audit_several(cases: Sequence[Case], seed: int) -> list[Row]:
     attacks = Attacks()
-    extra = [] if algorithms is not None else list(filter(wanted, real_rows()))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(lambda real: real.run(), extra)  # first: they wait for processes
-        return [*pool.map(lambda case: audit_one(case, seed, attacks), cases), *found]
+    return [audit_one(case, seed, attacks) for case in cases]
 
 
 def trusts_of(entry: Entry) -> Sequence[str]:
@@ -148,7 +173,7 @@ def audit_run(case: Case, seed: int) -> Row:
     """Whole runs, attacked through their canaries."""
     canaries = make_canaries(seed, sizes_of(case), RUNS)
     prepared = prepare(small_run(case, seed), canary_data(canaries), canary_model(canaries.position.size))
-    views = observe(prepared, canaries)
+    views = observe(prepared, canaries, dear=case.form.smaller > 1)
     rounds, silos = noise_correlations(views, canaries)
     repeated = max(rounds, silos or 0.0) > CORRELATED / math.sqrt(canaries.blank.sum() * RUNS)
     read, given = read_run(prepared, views, canaries), None

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from silodp import registry
 from silodp.channels import Packed
 from silodp.config import Config
+from silodp.core import Algorithm
 from silodp.deploy.links import Answer as Told
 from silodp.deploy.links import Link, ShufflerProcess, SiloProcess
 from silodp.errors import Refused
@@ -107,7 +108,8 @@ class MessageFederation:
         self.accounts = Account.empty(plan.streams, (self.silos,))
         self.end = plan.noised.server_end(plan.sizes, shuffler)
         self.bits, self.gradients = np.zeros(2), 0.0
-        self.heard: Callable[[int, str, Sequence[Packed], Vector], None] = lambda *_: None  # who wants to keep answers
+        # Who wants to keep answers: round, question, silos, what they sent, what came out.
+        self.heard: Callable[[int, str, Sequence[int], Sequence[Packed], Vector], None] = lambda *_: None
 
     def whiten(self) -> Vector | None:
         """The stage before training, if the plan has one: what it released, which every silo then gets."""
@@ -119,6 +121,15 @@ class MessageFederation:
         self._tell({"kind": "whiten"}, {"moment": np.asarray(moment)})
         self.plan = self.whole.training
         return moment
+
+    def rounds(self, algorithm: Algorithm, x0: Vector) -> Iterator[Any]:
+        """A whole run of the stage that is asked about: the algorithm's state after each of its rounds."""
+        self.start(x0)
+        state = algorithm.init(x0)
+        for r in range(self.plan.facts.rounds):
+            self.begin_round(r)
+            state = algorithm.round(state, self)
+            yield state
 
     def start(self, x0: Vector) -> None:
         self._tell({"kind": "start"}, {"x0": np.asarray(x0)})
@@ -148,7 +159,7 @@ class MessageFederation:
         weights = jnp.asarray(np.asarray(self.plan.facts.weights)[self.present], jnp.float32)
         own = jax.tree.map(lambda leaf: leaf[self.present], self.accounts)
         value, own = self._mean(packed, weights, own)
-        self.heard(self.round, name, packed, value)
+        self.heard(self.round, name, self.present.tolist(), packed, value)
         self.accounts = jax.tree.map(lambda old, new: old.at[self.present].set(new), self.accounts, own)
         return value
 

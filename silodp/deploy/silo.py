@@ -110,6 +110,8 @@ class SiloServer:
         """The first stage is over; records become what its outcome makes of them."""
         if self.plan.stages[0].name != WHITENING:
             raise Refused("whiten: the plan has no such stage, or it is over")
+        if not self.answered:
+            raise Refused("whiten: this silo was not asked for its moment yet, so it is in no moment that is told")
         self._check_points("whiten", [moment], [(self.plan.sizes[MOMENT],)])
         whitening = self.whole.whitening(moment)
         if not np.isfinite(whitening.matrix).all():

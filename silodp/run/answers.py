@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from silodp.plan.plan import Plan
     from silodp.run.directory import RunDirectory
 
-FILE, PLAN = "answers.safetensors", "plan.json"
+FOLDER, PLAN = "answers", "plan.json"
 SERVER = "mean"  # in the place of a silo's number
 
 
@@ -34,31 +34,39 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """Collects the answers of one run."""
+    """Writes the answers of one run down while it goes on: whatever ends it, those that were heard are kept."""
 
-    def __init__(self, plan: Plan):
-        self.plan, self.arrays = plan, dict[str, np.ndarray]()
+    def __init__(self, plan: Plan, directory: RunDirectory):
+        self.directory, self.arrays, self.parts = directory, dict[str, np.ndarray](), 0
+        directory.write_json(PLAN, plan.to_json())
 
-    def add(self, round: int, query: str, packed: Sequence[Packed], mean: Any) -> None:
+    def add(self, round: int, query: str, present: Sequence[int], packed: Sequence[Packed], mean: Any) -> None:
         self.arrays[f"{round}/{query}/{SERVER}/value"] = np.asarray(mean)
-        for silo, each in zip(self.plan.facts.present(round), packed, strict=True):
+        for silo, each in zip(present, packed, strict=True):
             if "step" not in each.facts:  # only noised numbers are sent in steps of a grid
                 continue
             named = {"value": each.arrays["value"], "step": np.float64(each.facts["step"])}
             self.arrays |= {f"{round}/{query}/{silo}/{name}": np.asarray(array) for name, array in named.items()}
 
-    def save(self, directory: RunDirectory) -> None:
-        directory.write_arrays(FILE, self.arrays)
-        directory.write_json(PLAN, self.plan.to_json())
+    def save(self) -> None:
+        """What has come in since the last time, in a file of its own."""
+        if self.arrays:
+            self.directory.write_arrays(f"{FOLDER}/{self.parts:06d}.safetensors", self.arrays)
+            self.arrays, self.parts = {}, self.parts + 1
+
+
+def load_arrays(directory: RunDirectory) -> dict[str, np.ndarray]:
+    files = sorted((directory.path / FOLDER).glob("*.safetensors"))
+    if not files:
+        raise ConfigError(
+            f"{directory.path}: no answers were kept; set run.answers = true (message mode) before the run"
+        )
+    return {key: array for file in files for key, array in load_file(file).items()}
 
 
 def load_answers(directory: RunDirectory) -> list[Answer]:
     """In the order of their rounds."""
-    if not (directory.path / FILE).is_file():
-        raise ConfigError(
-            f"{directory.path}: no answers were kept; set run.answers = true (message mode) before the run"
-        )
-    arrays = load_file(directory.path / FILE)
+    arrays = load_arrays(directory)
     found = []
     for key in arrays:
         round, query, sender, name = key.split("/")

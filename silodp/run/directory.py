@@ -5,7 +5,7 @@ history.jsonl          one row every `every` rounds
 checkpoint.safetensors the run between two rounds, after each chunk (removed when the run is complete)
 model.safetensors      parameters by name: last/... and drawn/..., and `whitening`, the map of the features, if any
 trajectory.safetensors the flat parameters of every history row, when run.trajectory asks for them
-answers.safetensors    what reached the server and everybody may see, when run.answers asks for it; plan.json with it
+answers/               what reached the server and everybody may see, when run.answers asks for it; plan.json with it
 summary.json           last row, guarantee per silo, timing, versions
 certificate.json|txt   the privacy statement
 report.html            all of it for people, one file
@@ -144,6 +144,7 @@ class RunDirectory:
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         partial = self.path / (name + ".partial")
+        partial.parent.mkdir(exist_ok=True)
         save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial)
         os.replace(partial, self.path / name)
 

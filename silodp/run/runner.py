@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -350,31 +351,33 @@ def run_messages(
     history = History(directory, trajectory=plan.config.run.trajectory, on_round=on_round)
     began = time.perf_counter()
     records = [silo.named() for silo in prepared.data.silos]
-    with message_federation(plan, records, seed) as fed, progress(problem.rounds, 0, described(prepared)) as bar:
-        kept = Answers(plan)
-        if plan.config.run.answers:
+    kept = Answers(plan, directory) if plan.config.run.answers else None
+    with (
+        ExitStack() as ending,
+        message_federation(plan, records, seed) as fed,
+        progress(problem.rounds, 0, described(prepared)) as bar,
+    ):
+        if kept is not None:
             fed.heard = kept.add
+            ending.callback(kept.save)  # however the run ends
         moment = fed.whiten()
         if moment is not None:
             prepared = assembled(ground.whitened(plan.whitening(moment)), plan, prepared.bounds)
         algorithm, numbers = prepared.setting.algorithm, measurement(prepared)
-        fed.start(x0)
-        state, drawn, output = algorithm.init(x0), x0, x0
+        drawn, output = x0, x0
         chosen = int(drawn_round(prepared.setting.key, problem.rounds))
         history.add([{"round": 0.0} | numbers(x0) | fed.take_costs()], x0)
         history.tell(x0)
-        for r in range(problem.rounds):
-            fed.begin_round(r)
-            state = algorithm.round(state, fed)
-            drawn = state.x if r == chosen else drawn
-            output = averaged(output, state.x, r + 1, problem.rounds, problem.average)
-            if (r + 1) % problem.every == 0 or r + 1 == problem.rounds:
-                history.add([{"round": r + 1.0} | numbers(output) | fed.take_costs()], output)
-                bar(r + 1, history.rows[-1])
+        for r, state in enumerate(fed.rounds(algorithm, x0), start=1):
+            drawn = state.x if r == chosen + 1 else drawn
+            output = averaged(output, state.x, r, problem.rounds, problem.average)
+            if r % problem.every == 0 or r == problem.rounds:
+                history.add([{"round": float(r)} | numbers(output) | fed.take_costs()], output)
+                bar(r, history.rows[-1])
+                if kept is not None:
+                    kept.save()
                 history.tell(output)
         account = fed.final_accounts()
-    if plan.config.run.answers:
-        kept.save(directory)
     timing = {"run_seconds": time.perf_counter() - began}
     return finish(prepared, directory, history.rows, output, drawn, account, timing)
 
