@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.differences import RecursiveDifference
-from silodp.audit import attack, audit, canaries, shuffled, table
+from silodp.audit import attack, audit, canaries, first, shuffled, table
 from silodp.audit.rows import BLIND, EXCEEDED, OK, REPEATED, Row
 from silodp.channels import Summed, Untrusted, channel, pvec, trusted
 from silodp.channels.channel import Form, Noised, evaluated
@@ -23,9 +23,9 @@ from silodp.compressors import RandK
 from silodp.deploy.shuffler import Shuffler
 from silodp.errors import ConfigError
 from silodp.randomness import party_key
-from silodp.releases import RecordMean, Release
+from silodp.releases import RecordMean, Release, Squares
 from silodp.run import federation
-from silodp.sampling import MOVES, TwoLevel
+from silodp.sampling import MOVES, SQUARES_MOVE, TwoLevel
 
 
 def audited(name: str, trust: str = "untrusted") -> Row:
@@ -47,10 +47,20 @@ def test_clean_code_passes(name, trust):
 def test_every_algorithm_and_channel_passes():
     rows = audit()
     assert [row for row in rows if row.verdict != OK] == []
+    assert [row.trust for row in rows if row.streams == ("moment (whitening)",)] == ["trusted", "untrusted"]
     assert {(r.algorithm, r.trust) for r in rows} == {
         (name, trust) for name, entry in REGISTRY.items() if entry.private for trust in entry.trusts
     }  # fmt: skip
     assert [row.algorithm for row in rows if row.masked] == ["soteria-gd"]
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_the_first_stage_is_audited(monkeypatch, trust):
+    row = first.moment_row(trust)
+    assert row.verdict == OK and row.convicts_from < 1.2
+    assert abs(row.measured_mu - row.claim_mu) < 3.5 * row.standard_error
+    monkeypatch.setattr(Squares, "moves", SQUARES_MOVE / 1.2)
+    assert first.moment_row(trust).verdict == EXCEEDED
 
 
 # The mutants of the recipe, one by one.

@@ -791,6 +791,33 @@ MUTANTS = [
         "the order of release follows from the messages",
         "tests/test_deploy_shuffler.py::test_order_of_release_says_nothing_about_order_of_arrival",
     ),
+    # --- the stage before training ---
+    Mutant(
+        "squares-clipped-too-late", "silodp/releases.py",
+        "longest = jnp.sqrt(jnp.inf if clip is None else jnp.float32(clip))",
+        "longest = jnp.inf if clip is None else jnp.float32(clip)",
+        "a vector is cut to the clip norm of its square",
+        "tests/test_audit.py::test_the_first_stage_is_audited",
+    ),
+    Mutant(
+        "stage-ended-unasked", "silodp/deploy/silo.py",
+        "if not self.answered:", "if self.answered is None:",
+        "the server ends the first stage before the silo was asked",
+        "tests/test_whiten.py::test_a_silo_whitens_once_and_only_by_what_is_a_moment",
+    ),
+    Mutant(
+        "means-not-secret", "silodp/flow.py",
+        "Double.of(SECRET.bind(jnp.zeros(self.vectors.size) + 0 * jnp.sum(jnp.concatenate(given))))",
+        "Double.of(jnp.zeros(self.vectors.size))",
+        "a clipped mean may leave the silo as Public",
+        "tests/test_flow.py::test_a_mistake_is_found_and_refused",
+    ),
+    Mutant(
+        "squares-not-compared", "silodp/flow.py",
+        "if told.squares != any(", "if False and any(",
+        "a mean of vectors is declared as one of squares, and its printed noise is too small",
+        "tests/test_flow.py::test_a_release_that_is_not_the_declared_one_is_refused",
+    ),
     # --- algorithms ---
     Mutant(
         "local-noise-of-step-0", "silodp/algorithms/differences.py",
