@@ -112,6 +112,9 @@ class SiloServer:
             raise Refused("whiten: the plan has no such stage, or it is over")
         if not self.answered:
             raise Refused("whiten: this silo was not asked for its moment yet, so it is in no moment that is told")
+        self._whiten(moment)
+
+    def _whiten(self, moment: Array) -> None:
         self._check_points("whiten", [moment], [(self.plan.sizes[MOMENT],)])
         whitening = self.whole.whitening(moment)
         if not np.isfinite(whitening.matrix).all():
@@ -184,7 +187,7 @@ class SiloServer:
         if self.started or self.round >= 0:
             raise Refused("restore: this silo has begun already")
         if "moment" in arrays:
-            self.whiten(jnp.asarray(arrays["moment"]))
+            self._whiten(jnp.asarray(arrays["moment"]))
         self.end.restore(header["end"])
         if header["started"]:
             self.memory = jax.eval_shape(self._remembered, jnp.zeros(self.objective.parameters))
