@@ -46,23 +46,32 @@ def source_hash(part: type) -> str | None:
     return digest.hexdigest()
 
 
-def record(part: type, facts: dict[str, Any]) -> Path | None:
-    """Keep that the part passed."""
+def record(part: type, facts: dict[str, Any], options: dict[str, Any]) -> Path | None:
+    """Keep that the part passed with these options, beside the options it has passed with before."""
     known = source_hash(part)
     if known is None:
         return None
     file = folder() / "checked" / f"{known}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
+    tried = [*(each for each in tried_with(file) if each != options), options]
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(facts | {"source": known}, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(facts | {"source": known, "tried": tried}, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, file)
     return file
 
 
+def tried_with(file: Path) -> list[dict[str, Any]]:
+    return json.loads(file.read_text(encoding="utf-8"))["tried"] if file.is_file() else []
+
+
 def passed(part: type) -> str | None:
-    """The hash under which the part passed, or None."""
+    """For a certificate: under which hash the part passed, and with which options. None: it has not."""
     known = source_hash(part)
-    return known if known is not None and (folder() / "checked" / f"{known}.json").is_file() else None
+    tried = [] if known is None else tried_with(folder() / "checked" / f"{known}.json")
+    if known is None or not tried:
+        return None
+    said = " or ".join(", ".join(f"{key} = {value}" for key, value in each.items()) or "no options" for each in tried)
+    return f"silodp check passed for source {known[:16]}, tried with {said}"
 
 
 def outside_parts(config: Config) -> dict[str, type]:

@@ -148,7 +148,7 @@ def trusted_account(bounds: Any, weights: Any = WEIGHTS, multiplier: float = 2.0
     """The multipliers that a trusted server counts for the silos of one release."""
     channel = Trusted(multipliers={"value": jnp.full(3, multiplier)})
     bounds = jnp.asarray(bounds, jnp.float32)
-    messages = Release(jnp.zeros((len(bounds), D)), bounds, "value")
+    messages = jax.vmap(lambda bound: Release(jnp.zeros(D), bound, "value"))(bounds)
     accounts, coins = Account.empty(["value"], (len(bounds),)), SeededRandomness(jax.random.key(0))
     spent = channel.receive(messages, jnp.asarray(weights), accounts, coins, ())[1]
     return np.asarray(spent.tallies["value"].multiplier)

@@ -53,7 +53,7 @@ def test_a_silo_adds_noise_of_its_own_multiplier_and_counts_it(channel):
 def test_a_trusted_servers_noise_is_scaled_to_the_record_that_moves_most():
     bounds, weights = jnp.array([0.1, 0.4, 0.2]), jnp.array([0.2, 0.3, 0.5])
     channel = Trusted(multipliers={"value": jnp.full(3, 7.0)})
-    messages = Release(jnp.zeros((3, 2000)), bounds, "value")
+    messages = jax.vmap(lambda bound: Release(jnp.zeros(2000), bound, "value"))(bounds)
     coins = SeededRandomness(jax.random.key(1))
     mean, _, _ = channel.receive(messages, weights, Account.empty(["value"], (3,)), coins, ())
     assert np.asarray(mean).std() == pytest.approx(7.0 * 0.3 * 0.4, rel=0.1)

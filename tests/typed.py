@@ -1,8 +1,11 @@
-"""Annotations of sums, prox steps and batches are checked at run time, shapes of arrays too, in every test."""
+"""From a record's gradient to what it costs, annotations are checked at run time, shapes of arrays too."""
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
-CHECKED = ["silodp.doubles", "silodp.prox", "silodp.sampling"]
+CHECKED = [
+    *("silodp.doubles", "silodp.prox", "silodp.sampling", "silodp.core", "silodp.releases", "silodp.objective"),
+    *("silodp.randomness", "silodp.noise", "silodp.compressors", "silodp.channels", "silodp.privacy", "silodp.whiten"),
+]
 checker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a number where a float is asked for
 install_import_hook(CHECKED, "tests.typed.checker")

@@ -68,7 +68,8 @@ def check(name: str, options: dict[str, Any] | None = None) -> list[Finding]:
     kind, part = kind_of(name)
     findings = list(CHECKS[kind](name, options or {}))
     if findings and all(finding.passed for finding in findings):
-        vouched.record(getattr(part, "build", part), {"name": name, "kind": kind})
+        tried = (dict(find(name).example) if kind == "algorithm" else {}) | (options or {})
+        vouched.record(getattr(part, "build", part), {"name": name, "kind": kind}, tried)
     return findings
 
 

@@ -68,7 +68,7 @@ def examined(plan: Plan, objective: ModelObjective, records: PyTree) -> flow.Fin
 
 
 def author_words(passed: str | None) -> str:
-    return STATED if passed is None else f"stated by the author; silodp check passed for source {passed[:16]}"
+    return STATED if passed is None else f"stated by the author; {passed}"
 
 
 def outside_words(plan: Plan) -> list[str]:
@@ -76,7 +76,6 @@ def outside_words(plan: Plan) -> list[str]:
     words = []
     for kind, part in vouched.outside_parts(plan.config).items():
         if kind != "algorithm":
-            passed = vouched.passed(part)
-            verdict = "not verified" if passed is None else f"silodp check passed for source {passed[:16]}"
+            verdict = vouched.passed(part) or "not verified"
             words.append(f"the {kind} {part.__name__} is not the library's own: {verdict}")
     return words

@@ -42,7 +42,7 @@ class MixturePair:
         """log P(x)/Q(x), increasing in x."""
         return self._log_sum(self.up, x) - self._log_sum(self.down, x)
 
-    def masses(self, edges: Float[np.ndarray, " n+1"]) -> tuple[np.ndarray, np.ndarray]:
+    def masses(self, edges: Float[np.ndarray, " edges"]) -> tuple[np.ndarray, np.ndarray]:
         """P- and Q-mass of the intervals between neighbouring edges."""
         return self._mass(self.up, edges), self._mass(self.down, edges)
 
