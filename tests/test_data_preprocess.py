@@ -41,6 +41,8 @@ def test_mark_is_public_exactly_when_the_step_ignores_other_records(name, rng):
         x[-1] = last
         if name == "target-parity":
             table = Table("made", x.astype(np.float32), np.arange(8), classes=tuple("01234567"))
+        elif name == "hog":
+            table = regression(np.tile(x[:, :, None], (1, 2, 7)) * np.arange(7))
         else:
             table = regression(x, [1, 2, 3, 4, 5, 6, 7, last], names=("a", "b", "c"))
         out, _, (note,) = run([text], table)
@@ -161,6 +163,7 @@ CATEGORIES = {"names": ("c", "v"), "categories": {"c": ("p", "q")}}
         ("pca:3", {}, "from 1 to 2"),
         ("pca:x", {}, "from 1 to 2"),
         ("bias:2", {}, "takes no argument"),
+        ("hog", {}, "needs images"),
         ("flatten:2", {}, "takes no argument"),
         ("one-hot", {}, "name the columns"),
         ("one-hot:z", {"names": ("a", "b")}, "'z' is not a column"),
@@ -175,6 +178,41 @@ CATEGORIES = {"names": ("c", "v"), "categories": {"c": ("p", "q")}}
 def test_bad_steps(step, more, told):
     with pytest.raises(ValueError, match=told):
         run([step], regression([[0, 1], [1, 0], [1, 1]], **more))
+
+
+def slow_hog(image: np.ndarray, cell: int, orientations: int) -> np.ndarray:
+    """One image of shape (h, w, c), pixel by pixel."""
+    h, w, _ = image.shape
+    cells = np.zeros((orientations, h // cell, w // cell))
+    for r, s in np.ndindex(h, w):
+        across = image[r, s + 1] - image[r, s - 1] if 0 < s < w - 1 else np.zeros(image.shape[2])
+        down = image[r + 1, s] - image[r - 1, s] if 0 < r < h - 1 else np.zeros(image.shape[2])
+        best = np.argmax(across**2 + down**2)
+        turn = np.arctan2(down[best], across[best]) / (2 * np.pi) * orientations
+        for o, i, j in np.ndindex(*cells.shape):
+            apart = abs(turn - o) % orientations
+            near = [1 - min(apart, orientations - apart)]
+            near += [1 - abs(at - ((k + 0.5) * cell - 0.5)) / cell for at, k in ((r, i), (s, j))]
+            cells[o, i, j] += np.hypot(across[best], down[best]) * np.prod(np.maximum(near, 0))
+    return np.sqrt(cells).ravel() / np.linalg.norm(np.sqrt(cells))
+
+
+def test_oriented_gradients_are_those_of_the_definition_in_every_layout(rng):
+    images = rng.normal(size=(3, 10, 9, 2)).astype(np.float32)
+    expected = [slow_hog(image.astype(np.float64), 4, 8) for image in images]
+    for layout in (images, np.moveaxis(images, 3, 1)):
+        out, _, _ = run(["hog"], regression(layout))
+        np.testing.assert_allclose(out.features, expected, atol=1e-5)
+    grey, _, _ = run(["hog:3"], regression(images[..., 0]))
+    np.testing.assert_allclose(grey.features, [slow_hog(i[..., :1].astype(float), 3, 8) for i in images], atol=1e-5)
+    blank, _, _ = run(["hog"], regression(np.ones((2, 8, 8))))
+    assert not blank.features.any()
+
+
+@pytest.mark.parametrize("cell", ["0", "9", "2.5"])
+def test_a_cell_fits_into_the_image(cell):
+    with pytest.raises(ValueError, match="whole number of pixels from 1 to 8"):
+        run([f"hog:{cell}"], regression(np.ones((2, 8, 8))))
 
 
 def test_all_zero_targets():

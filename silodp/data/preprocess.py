@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 from sklearn.decomposition import PCA
 
+from silodp.data.images import channels_first, oriented_gradients
 from silodp.data.tables import load_npz, own_name
 from silodp.data.types import Note, Table
 
@@ -197,6 +198,23 @@ def _bias(step: Step, train: Table) -> Fitted:
     return _on_flat_features(append), step.public("a last column of ones")
 
 
+HOG_CELL, HOG_ORIENTATIONS = 4, 8
+
+
+def _hog(step: Step, train: Table) -> Fitted:
+    """`hog`, or `hog:CELL`: pixels along the side of a cell."""
+    cell = HOG_CELL if not step.argument else step.numbers(1)[0]
+    try:
+        sides = channels_first(train.features).shape[2:]
+    except ValueError as error:
+        raise step.error(str(error)) from None
+    if cell not in range(1, min(sides) + 1):
+        raise step.error(f"needs a whole number of pixels from 1 to {min(sides)} for the side of a cell")
+    features = lambda x: oriented_gradients(x, int(cell), HOG_ORIENTATIONS)
+    transform = lambda table: replace(table, features=features(table.features), names=())
+    return transform, step.public("oriented gradients in cells of an image, every record by itself, to unit norm")
+
+
 def _one_hot_names(step: Step) -> list[str]:
     names = [name.strip() for name in step.argument.split(",") if name.strip()]
     if not names:
@@ -280,6 +298,7 @@ STEPS: dict[str, Callable[[Step, Table], Fitted]] = {
     "pca": _pca,
     "normalise": _normalise,
     "bias": _bias,
+    "hog": _hog,
     "one-hot": _one_hot,
     "target-divide": _target_divide,
     "target-max": _target_max,
