@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from silodp.doubles import Double
 from silodp.gradients.blocks import RUN, clip_factor, in_runs, sum_in_blocks, weighted_rows
@@ -186,13 +186,13 @@ class RecordMean(eqx.Module):
         bound = self.vectors.moves * clip / self.batch.divisor
         return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
 
-    def summed(self, change: Change) -> Vector:
+    def summed(self, change: Change) -> Shaped[Array, " k"]:
         """sum over the batch of `change` of each record's clipped vector, a microbatch at a time."""
 
         def changed(step: Array, records: PyTree) -> Array:
             return change(self.vectors.clipped(records, self.clip), step)
 
-        def add(total: Vector, piece: tuple[Array, PyTree, Array]) -> tuple[Vector, None]:
+        def add(total: Array, piece: tuple[Array, PyTree, Array]) -> tuple[Array, None]:
             step, records, weights = piece
             return total + jnp.sum(jnp.where(weights[:, None] > 0, changed(step, records), 0), axis=0), None
 

@@ -5,7 +5,7 @@ from jaxtyping import install_import_hook
 
 CHECKED = [
     *("silodp.doubles", "silodp.prox", "silodp.sampling", "silodp.core", "silodp.releases", "silodp.objective"),
-    *("silodp.randomness", "silodp.noise", "silodp.compressors", "silodp.channels", "silodp.privacy", "silodp.whiten"),
+    *("silodp.channels", "silodp.privacy"),
 ]
 checker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a number where a float is asked for
 install_import_hook(CHECKED, "tests.typed.checker")
