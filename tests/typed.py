@@ -5,7 +5,8 @@ from jaxtyping import install_import_hook
 
 CHECKED = [
     *("silodp.doubles", "silodp.prox", "silodp.sampling", "silodp.core", "silodp.releases", "silodp.objective"),
-    *("silodp.channels", "silodp.privacy"),
+    *("silodp.privacy", "silodp.channels.channel", "silodp.channels.trusted", "silodp.channels.untrusted"),
+    "silodp.channels.compressed",
 ]
 checker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a number where a float is asked for
 install_import_hook(CHECKED, "tests.typed.checker")
