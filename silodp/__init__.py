@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from silodp.run.runner import resume as resume
     from silodp.run.runner import train as train
     from silodp.run.sweep import sweep as sweep
+    from silodp.torch_in import from_torch as from_torch
+    from silodp.torch_in import to_torch as to_torch
 
 # The public names and where they live. Loaded on first use: a shuffler process or `silodp --help` needs no JAX.
 _HOMES = {
@@ -57,6 +59,8 @@ _HOMES = {
     "load_model": "silodp.run.directory",
     "build_model": "silodp.models",
     "from_loss": "silodp.models",
+    "from_torch": "silodp.torch_in",
+    "to_torch": "silodp.torch_in",
     "register": "silodp.registry",
     "Algorithm": "silodp.core",
     "Channel": "silodp.channels",

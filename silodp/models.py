@@ -313,6 +313,9 @@ def _cross_entropy(scores: Callable[[Params, Array], Array], params: Params, rec
     return jax.nn.logsumexp(z) - jnp.sum(jnp.where(chosen, z, 0))
 
 
+LOSSES = {"cross-entropy": _cross_entropy, "logistic": _logistic, "squared": _squared}
+
+
 def _regularised(kind: str, loss: Callable[..., Array], strength: float) -> Callable[..., Array]:
     if strength == 0:
         return loss
