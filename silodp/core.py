@@ -371,3 +371,11 @@ def norm(v: Vector) -> Scalar:
     largest = jnp.max(jnp.abs(v), initial=0.0)
     scale = jnp.where(largest > 0, largest, 1.0)
     return scale * jnp.sqrt(jnp.sum((v / scale) ** 2))
+
+
+def averaged(output: Vector, x: Vector, done: Any, rounds: int, average: int) -> Vector:
+    """The result after so many rounds: the last iterate, or the mean of the last `average` of them."""
+    if average == 1:
+        return x
+    count = done - (rounds - average)  # of iterates in the mean, this one included
+    return jnp.where(count > 1, output + (x - output) / jnp.maximum(count, 1), x)

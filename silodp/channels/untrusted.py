@@ -37,6 +37,7 @@ class Untrusted(Channel):
         "every message that a silo sends, in every round, and everything the server computes from them"
     )
     honest: ClassVar[tuple[str, ...]] = ("the silo itself: its software clips, draws fresh noise and tells nobody",)
+    alone_is_private: ClassVar[bool] = True
     if_others_collude: ClassVar[str] = (
         "unchanged if the server and all other silos collude: the silo's noise is its own"
     )

@@ -22,6 +22,8 @@ from silodp.config import Config
 from silodp.core import Algorithm
 from silodp.deploy.links import Answer as Told
 from silodp.deploy.links import Link, ShufflerProcess, SiloProcess
+from silodp.deploy.recorded import Recorded
+from silodp.deploy.wire import Late
 from silodp.errors import Refused
 from silodp.parse import named_parts, parse_config
 from silodp.plan.plan import Plan
@@ -108,6 +110,8 @@ class MessageFederation:
         self.accounts = Account.empty(plan.streams, (self.silos,))
         self.end = plan.noised.server_end(plan.sizes, shuffler)
         self.bits, self.gradients = np.zeros(2), 0.0
+        self.coins: Recorded | None = None  # of a run that can be resumed
+        self.skips = False  # whether a round goes on without a silo that does not answer
         # Who wants to keep answers: round, question, silos, what they sent, what came out.
         self.heard: Callable[[int, str, Sequence[int], Sequence[Packed], Vector], None] = lambda *_: None
 
@@ -145,6 +149,9 @@ class MessageFederation:
         self.randomness: Randomness = SystemRandomness()
         if self.seed is not None:
             self.randomness = SeededRandomness(party_key(jax.random.key(self.seed), round, SERVER))
+        elif self.coins is not None:
+            self.coins.begin(round)
+            self.randomness = self.coins
         self.present = np.asarray(self.plan.facts.present(round))
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
@@ -153,15 +160,32 @@ class MessageFederation:
         if stream in self.plan.sizes:
             each = self.plan.declared.divisors(stream)
             self.end.expect(self.round, name, [round(each[i]) for i in self.present], self.plan.sizes[stream])
-        for i in self.present:
-            self._send(int(i), "ask", name, public)
-        packed = [self._receive(int(i), stream) for i in self.present]
-        weights = jnp.asarray(np.asarray(self.plan.facts.weights)[self.present], jnp.float32)
-        own = jax.tree.map(lambda leaf: leaf[self.present], self.accounts)
+        present, packed = self._asked(name, public, stream)
+        weights = jnp.asarray(np.asarray(self.plan.facts.weights)[present], jnp.float32)
+        own = jax.tree.map(lambda leaf: leaf[present], self.accounts)
         value, own = self._mean(packed, weights, own)
-        self.heard(self.round, name, self.present.tolist(), packed, value)
-        self.accounts = jax.tree.map(lambda old, new: old.at[self.present].set(new), self.accounts, own)
+        self.heard(self.round, name, present.tolist(), packed, value)
+        self.accounts = jax.tree.map(lambda old, new: old.at[present].set(new), self.accounts, own)
         return value
+
+    def _asked(self, name: str, public: tuple[Array, ...], stream: str) -> tuple[np.ndarray, list[Packed]]:
+        """Who answered, and what. Who did is kept before it is used: a resumed round must not find others."""
+        known = None if self.coins is None or not self.skips else self.coins.next("present")
+        present = self.present if known is None else known
+        for i in present:
+            self._send(int(i), "ask", name, public)
+        packed: dict[int, Packed] = {}
+        for i in present:
+            try:
+                packed[int(i)] = self._receive(int(i), stream)
+            except Late:
+                if not self.skips or known is not None:
+                    raise
+        if not packed:
+            raise Late(f"round {self.round}: no silo answers")
+        if self.coins is not None and self.skips and known is None:
+            self.coins.keep("present", np.array(list(packed)))
+        return np.array(list(packed)), list(packed.values())
 
     def _mean(self, packed: Sequence[Packed], weights: Array, accounts: Account) -> tuple[Vector, Account]:
         """What the silos' answers come to. An answer that no honest silo sends ends the run, not this program."""
@@ -232,7 +256,7 @@ class MessageFederation:
 
     def _missing(self, index: int, error: Refused) -> Refused:
         name = self.plan.facts.names[index]
-        return Refused(f"silo {name!r} in round {self.round}: {error}; the run ends here, without this round")
+        return type(error)(f"silo {name!r} in round {self.round}: {error}; the run ends here, without this round")
 
 
 # What is raised by code that an answer of another form reaches.

@@ -65,14 +65,16 @@ def put_frame(descriptor: int, data: bytes, seconds: float) -> None:
         left = left[os.write(descriptor, left[: 1 << 20]) :]
 
 
-def take_frame(descriptor: int, seconds: float, largest: int = LARGEST) -> bytes:
-    """The next frame; b"" when the peer has closed its end between two frames; `Late` when it takes too long."""
-    until = time.monotonic() + seconds
-    prefix = _take(descriptor, 8, until)
+def take_frame(descriptor: int, seconds: float, largest: int = LARGEST, idle: float | None = None) -> bytes:
+    """The next frame; b"" when the peer has closed its end between two frames; `Late` when it takes too long.
+
+    `idle`: how long it may take until a frame begins, where that differs.
+    """
+    prefix = _take(descriptor, 8, time.monotonic() + (seconds if idle is None else idle))
     if not prefix:
         return b""
     length = _length(prefix, largest)
-    data = _take(descriptor, length, until)
+    data = _take(descriptor, length, time.monotonic() + seconds)
     if len(data) != length:
         raise Refused(f"frame: {length} bytes announced, {len(data)} received")
     return data

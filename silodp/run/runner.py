@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from silodp.config import Config
+from silodp.core import averaged
 from silodp.data import FederatedData, read_data
 from silodp.deploy.coordinator import message_federation
 from silodp.errors import ConfigError
@@ -45,7 +46,6 @@ from silodp.run.simulate import (
     Chunk,
     Problem,
     Setting,
-    averaged,
     begin,
     compile_run,
     drawn_round,

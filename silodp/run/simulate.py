@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
-from silodp.core import SETTINGS, Algorithm, Door
+from silodp.core import SETTINGS, Algorithm, Door, averaged
 from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Vector
@@ -91,14 +91,6 @@ def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
     drawn = jnp.where(carry.round == drawn_round(setting.key, problem.rounds), state.x, carry.drawn)
     output = averaged(carry.output, state.x, carry.round + 1, problem.rounds, problem.average)
     return Carry(carry.round + 1, state, fed.ends, drawn, output)
-
-
-def averaged(output: Vector, x: Vector, done: Any, rounds: int, average: int) -> Vector:
-    """The result after so many rounds: the last iterate, or the mean of the last `average` of them."""
-    if average == 1:
-        return x
-    count = done - (rounds - average)  # of iterates in the mean, this one included
-    return jnp.where(count > 1, output + (x - output) / jnp.maximum(count, 1), x)
 
 
 @eqx.filter_jit

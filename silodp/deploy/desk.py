@@ -1,0 +1,154 @@
+"""One run of one silo on top of a ledger: the same question gets the same bytes, a new one is charged first."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from silodp.deploy.ledger import Ledger
+from silodp.deploy.silo import SiloServer, account_arrays, respond
+from silodp.deploy.spending import written
+from silodp.deploy.wire import decode, encode
+from silodp.errors import Refused
+from silodp.facts import Stream
+
+ASKED = ("kind", "round", "query", "keys", "signatures")  # what a question is; all else are hints
+CHARGED = ("ask", "local")
+HEADER = "header"  # the part of a silo's state that is no array
+
+
+class Repeated(Refused):
+    """A question under a known key that is not the one that was answered."""
+
+
+class Dropped(Refused):
+    """A question that was answered, whose bytes the server said it no longer needs."""
+
+
+def key_of(header: Mapping[str, Any]) -> str:
+    """One answer is given for each."""
+    kind = str(header.get("kind"))
+    return f"{kind} {int(header['round'])}/{header['query']}" if kind in CHARGED else kind
+
+
+def question_of(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The digest of what is asked. Not of the frame: hints may differ when a question is repeated."""
+    asked = {name: header.get(name) for name in ASKED}
+    return hashlib.sha256(encode(asked, dict(sorted(arrays.items())))).digest()
+
+
+class Witness(Protocol):
+    """Signs which points a silo was shown, and checks that the others were shown the same."""
+
+    def saw(self, question: str, points: str) -> str: ...
+
+    def check_same(self, echo: Any, question: str, points: str) -> None: ...
+
+
+class Desk:
+    """Answers of one run, each on the disk before it leaves.
+
+    `ahead`: writing failed, so what is in memory is ahead of the disk; make a new desk.
+    """
+
+    def __init__(self, ledger: Ledger, run: str, fingerprint: str, silo: SiloServer, witness: Witness | None = None):
+        self.ledger, self.run, self.silo, self.witness, self.ahead = ledger, run, silo, witness, False
+        self.seen: tuple[str, str] | None = None  # the last question's key, and the digest of its points
+        self.asked: Counter[str] = Counter()
+        self.stored: dict[str, bytes] = {}  # digests of the parts of the state on the disk
+        if ledger.run(run) is None:
+            reserved = written(silo.whole.spent(silo.index)) if silo.whole.private else []
+            ledger.begin(run, fingerprint, reserved, self._changed())
+        else:
+            self._restore(ledger.state(run))
+
+    def _restore(self, kept: Mapping[str, bytes]) -> None:
+        header, _ = decode(kept[HEADER])
+        arrays = {name: decode(data)[1]["part"] for name, data in kept.items() if name != HEADER}
+        self.silo.restore(header, arrays)
+        self.asked = Counter(header["asked"])
+        self.seen = None if header["seen"] is None else (header["seen"][0], header["seen"][1])
+        self.stored = {name: hashlib.sha256(data).digest() for name, data in kept.items()}
+
+    def _changed(self, asked: Counter[str] | None = None) -> dict[str, bytes]:
+        """The parts of the silo's state that differ from those on the disk."""
+        header, arrays = self.silo.state()
+        header |= {"asked": dict(self.asked if asked is None else asked), "seen": self.seen}
+        parts = {name: encode({}, {"part": array}) for name, array in arrays.items()} | {HEADER: encode(header, {})}
+        digests = {name: hashlib.sha256(data).digest() for name, data in parts.items()}
+        changed = {name: parts[name] for name, own in digests.items() if self.stored.get(name) != own}
+        self.stored = digests
+        return changed
+
+    def ask(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+        """The answer's bytes."""
+        if header.get("kind") == "account":
+            return encode({"kind": "account"}, account_arrays(self.silo.account))
+        key, question = key_of(header), question_of(header, arrays)
+        seen = self.ledger.answered(self.run, key)
+        if seen is not None:
+            if seen.question != question:
+                raise Repeated(f"{key}: answered already, to another question")
+            if seen.reply is None:
+                raise Dropped(f"{key}: answered; the bytes were dropped after the server's checkpoint")
+            return seen.reply
+        return self._fresh(key, question, header, arrays)
+
+    def _fresh(self, key: str, question: bytes, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+        began, asked = time.process_time(), self._asked(header)
+        witnessed = self.witness is not None and header.get("kind") == "ask"
+        if self.witness is not None and witnessed and self.seen is not None:
+            self.witness.check_same(header.get("echo"), *self.seen)
+        told, message = respond(self.silo, header, arrays)
+        if self.witness is not None and witnessed:
+            self.seen = key, hashlib.sha256(encode({}, dict(sorted(arrays.items())))).hexdigest()
+            told["seen"] = [self.seen[1], self.witness.saw(*self.seen)]
+        body = hashlib.sha256(encode(told, message)).hexdigest()
+        event = {"kind": "answer", "run": self.run, "key": key, "question": question.hex(), "answer": body}
+        self.ahead = True  # until it is written
+        state, counted = self._changed(asked), self.counted(asked)
+        with self.ledger.event(event) as head:
+            reply = encode(told | {"ledger": list(head)}, message)
+            self.ledger.add_answer(self.run, key, question, reply, counted, state, time.process_time() - began)
+            self.ledger.drop(self.run, self._covered(header))
+        self.ahead, self.asked = False, asked
+        return reply
+
+    def _asked(self, header: Mapping[str, Any]) -> Counter[str]:
+        """How often each stream was asked for, this question included; no more often than the plan has it.
+
+        Under a trusted server the noise, and so the count, is the server's: here its questions are counted.
+        """
+        stream = self._stream(header)
+        asked = self.asked + Counter([] if stream is None else [stream])
+        if stream is not None and asked[stream] > self.silo.streams[stream].count:
+            raise Refused(f"stream {stream!r}: asked for more often than the plan has it")
+        return asked
+
+    def _stream(self, header: Mapping[str, Any]) -> str | None:
+        algorithm, query = self.silo.plan.algorithm, header.get("query")
+        if header.get("kind") != "ask" or query not in algorithm.queries:
+            return None
+        stream = algorithm.stream_of(str(query))
+        return stream if stream in self.silo.streams else None
+
+    def _covered(self, header: Mapping[str, Any]) -> list[str]:
+        done = header.get("done")
+        return [str(key) for key in done] if isinstance(done, list) else []
+
+    def counted(self, asked: Counter[str]) -> list[dict[str, Any]]:
+        """What was released so far, as the accountant takes it."""
+        silo = self.silo
+        if not silo.whole.private:
+            return []
+        streams: Sequence[Stream] = silo.whole.releases(silo.index)
+        tallies = silo.account.tallies
+        count = lambda stream: min(stream.count, max(int(tallies[stream.name].count), asked[stream.name]))
+        counted = [replace(stream, count=count(stream)) for stream in streams]
+        return written(silo.whole.spent(silo.index, counted))

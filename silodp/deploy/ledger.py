@@ -1,0 +1,267 @@
+"""The durable ledger of one site: what was approved, reserved, answered and counted, over all runs. No JAX.
+
+SQLite in WAL mode with full synchronisation. Everything that belongs to one answer is one transaction: the charge, the
+exact bytes, the digest of the question and the silo's state are on the disk before a byte leaves. Rows are never
+changed back: every event adds a link to a chain of hashes, and the last link is kept in a second file as well. A ledger
+that was put back from a copy is behind that file, and refuses to work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from silodp.deploy.signing import canonical
+from silodp.errors import ConfigError, Refused
+
+TABLES = """
+create table if not exists approval(fingerprint text primary key, run text not null, document blob not null,
+                                    at real not null, revoked real);
+create table if not exists run(run text primary key, fingerprint text not null, began real not null,
+                               reserved text not null, counted text not null, closed real, cpu real not null);
+create table if not exists answer(run text, key text, question blob not null, reply blob, primary key(run, key));
+create table if not exists state(run text, name text, data blob not null, primary key(run, name));
+create table if not exists refusal(at real not null, code text not null, detail text not null);
+create table if not exists chain(seq integer primary key, at real not null, event text not null, head text not null);
+"""
+FIRST = hashlib.sha256(b"silodp ledger 1|").hexdigest()
+SLOT = 128  # bytes of one of two places in the counter's file: a torn write spoils one of them at most
+MOST_REFUSALS = 10_000  # that are kept: nobody fills a disk with them
+
+
+class Head(NamedTuple):
+    """The last link of the chain."""
+
+    seq: int
+    hash: str
+
+
+class Answered(NamedTuple):
+    """A question that was answered; `reply` is None when its bytes are no longer needed."""
+
+    question: bytes
+    reply: bytes | None
+
+
+class Run(NamedTuple):
+    """A run in the ledger; `reserved` and `counted` are lines of silodp.deploy.spending."""
+
+    run: str
+    fingerprint: str
+    began: float
+    reserved: list[dict[str, Any]]
+    counted: list[dict[str, Any]]
+    closed: float | None
+    cpu: float
+
+
+class Closed(Refused):
+    """A run that gets no further answers."""
+
+
+class Ledger:
+    """One site's ledger. `counter`: the second file, best on another disk."""
+
+    def __init__(self, path: Path, counter: Path):
+        self.path, self.counter = path, counter
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # before SQLite would create it for all to read
+        os.close(handle)
+        self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+        try:
+            self.db.execute("pragma journal_mode=wal")
+            self.db.execute("pragma synchronous=full")
+            self.db.executescript(TABLES)
+            self.check_not_behind()
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{path}: the ledger cannot be read ({error})") from None
+
+    def close(self) -> None:
+        self.db.close()
+
+    # --- the chain ----------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Head:
+        found = self._one("select seq, head from chain order by seq desc limit 1")
+        return Head(*found) if found else Head(0, FIRST)
+
+    def check_not_behind(self) -> None:
+        """A copy that was put back lacks what the counter has seen."""
+        noted = self._noted()
+        if noted is None or noted.seq == 0:
+            return
+        found = self._one("select head from chain where seq = ?", noted.seq)
+        if found is None or found[0] != noted.hash:
+            raise ConfigError(
+                f"{self.path}: this ledger is older than {self.counter}, or another one: it was put back from a copy, "
+                "and answers that were given are missing in it; bring the newer one back"
+            )
+
+    def next_head(self, event: Mapping[str, Any]) -> Head:
+        """What the chain's head will be with this event."""
+        last = self.head
+        linked = hashlib.sha256(last.hash.encode() + canonical([last.seq + 1, dict(event)])).hexdigest()
+        return Head(last.seq + 1, linked)
+
+    @contextmanager
+    def event(self, event: Mapping[str, Any]) -> Iterator[Head]:
+        """One transaction with its link; what is written inside is there with it, or not at all."""
+        self.db.execute("begin immediate")
+        try:
+            head = self.next_head(event)
+            row = (head.seq, time.time(), canonical(dict(event)).decode(), head.hash)
+            self.db.execute("insert into chain values(?, ?, ?, ?)", row)
+            yield head
+            self.db.execute("commit")
+        except BaseException:
+            if self.db.in_transaction:
+                self.db.execute("rollback")
+            raise
+        self._note(head)
+
+    def _note(self, head: Head) -> None:
+        body = f"{head.seq} {head.hash}"
+        line = f"{body} {hashlib.sha256(body.encode()).hexdigest()[:16]}".ljust(SLOT - 1).encode() + b"\n"
+        handle = os.open(self.counter, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(handle, line, SLOT * (head.seq % 2))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _noted(self) -> Head | None:
+        if not self.counter.is_file():
+            if self.head.seq:
+                raise ConfigError(f"{self.counter}: missing; nobody can tell whether the ledger was put back")
+            return None
+        data, found = self.counter.read_bytes(), []
+        for line in (data[:SLOT], data[SLOT : 2 * SLOT]):
+            parts = line.decode("ascii", "replace").split()
+            if len(parts) == 3 and hashlib.sha256(" ".join(parts[:2]).encode()).hexdigest()[:16] == parts[2]:
+                found.append(Head(int(parts[0]), parts[1]))
+        if not found:
+            raise ConfigError(f"{self.counter}: cannot be read; the ledger cannot tell whether it was put back")
+        return max(found)
+
+    # --- approvals ----------------------------------------------------------------------------------------
+
+    def approve(self, fingerprint: str, run: str, document: bytes) -> None:
+        if self._one("select 1 from approval where run = ? and fingerprint <> ?", run, fingerprint):
+            raise ConfigError(f"run {run}: another plan was approved under this number; ask for a new proposal")
+        with self.event({"kind": "approve", "run": run, "plan": fingerprint}):
+            row = (fingerprint, run, document, time.time(), None)
+            self.db.execute("insert or replace into approval values(?, ?, ?, ?, ?)", row)
+
+    def revoke(self, fingerprint: str) -> None:
+        with self.event({"kind": "revoke", "plan": fingerprint}):
+            self.db.execute("update approval set revoked = ? where fingerprint = ?", (time.time(), fingerprint))
+
+    def approved(self, fingerprint: str) -> bool:
+        found = self._one("select revoked from approval where fingerprint = ?", fingerprint)
+        return found is not None and found[0] is None
+
+    def document(self, run: str) -> bytes | None:
+        found = self._one("select document from approval where run = ?", run)
+        return None if found is None else found[0]
+
+    def approvals(self) -> list[tuple[str, str, bool]]:
+        """Fingerprint, run and whether it still stands."""
+        rows = self.db.execute("select fingerprint, run, revoked from approval order by at").fetchall()
+        return [(fingerprint, run, revoked is None) for fingerprint, run, revoked in rows]
+
+    # --- runs ---------------------------------------------------------------------------------------------
+
+    def begin(self, run: str, fingerprint: str, reserved: list[dict[str, Any]], state: Mapping[str, bytes]) -> None:
+        """Reserve the whole plan before anything is computed."""
+        with self.event({"kind": "begin", "run": run, "plan": fingerprint, "reserved": reserved}):
+            row = (run, fingerprint, time.time(), json.dumps(reserved), "[]", None, 0.0)
+            self.db.execute("insert into run values(?, ?, ?, ?, ?, ?, ?)", row)
+            self._put_state(run, state)
+
+    def finish(self, run: str) -> None:
+        """No further answers; the reservation shrinks to what was counted."""
+        found = self.run(run)
+        if found is None or found.closed is not None:
+            raise ConfigError(f"run {run}: not open here")
+        with self.event({"kind": "close", "run": run, "counted": found.counted}):
+            self.db.execute(
+                "update run set closed = ?, reserved = counted where run = ? and closed is null", (time.time(), run)
+            )
+            self.db.execute("delete from state where run = ?", (run,))
+            self.db.execute("update answer set reply = null where run = ?", (run,))
+
+    def run(self, run: str) -> Run | None:
+        return next((each for each in self.runs() if each.run == run), None)
+
+    def runs(self) -> list[Run]:
+        rows = self.db.execute("select run, fingerprint, began, reserved, counted, closed, cpu from run order by began")
+        return [Run(r, f, b, json.loads(s), json.loads(c), closed, cpu) for r, f, b, s, c, closed, cpu in rows]
+
+    # --- answers ------------------------------------------------------------------------------------------
+
+    def answered(self, run: str, key: str) -> Answered | None:
+        found = self._one("select question, reply from answer where run = ? and key = ?", run, key)
+        return None if found is None else Answered(*found)
+
+    def add_answer(
+        self, run: str, key: str, question: bytes, reply: bytes, counted: list[dict[str, Any]],
+        state: Mapping[str, bytes], cpu: float,
+    ) -> None:  # fmt: skip
+        """Inside `event`: everything that belongs to an answer. The operator may have closed the run meanwhile."""
+        found = self._one("select closed from run where run = ?", run)
+        if found is None or found[0] is not None:
+            raise Closed(f"run {run}: closed by this site's operator")
+        self.db.execute("insert into answer values(?, ?, ?, ?)", (run, key, question, reply))
+        row = (json.dumps(counted), cpu, run)
+        self.db.execute("update run set counted = ?, cpu = cpu + ? where run = ?", row)
+        self._put_state(run, state)
+
+    def drop(self, run: str, keys: list[str]) -> None:
+        """Inside `event`: bytes that the server's checkpoint covers; digests stay for ever."""
+        for key in keys:
+            self.db.execute("update answer set reply = null where run = ? and key = ?", (run, key))
+
+    def _put_state(self, run: str, state: Mapping[str, bytes]) -> None:
+        rows = [(run, name, data) for name, data in state.items()]
+        self.db.executemany("insert or replace into state values(?, ?, ?)", rows)
+
+    def state(self, run: str) -> dict[str, bytes]:
+        return dict(self.db.execute("select name, data from state where run = ?", (run,)))
+
+    # --- for the operator ---------------------------------------------------------------------------------
+
+    def refused(self, code: str, detail: str) -> None:
+        """For the operator's eyes: why something was refused. The oldest are forgotten."""
+        self.db.execute("insert into refusal values(?, ?, ?)", (time.time(), code, detail[:500]))
+        self.db.execute("delete from refusal where rowid <= (select max(rowid) from refusal) - ?", (MOST_REFUSALS,))
+
+    def refusals(self, most: int = 20) -> list[tuple[float, str, str]]:
+        return self.db.execute("select at, code, detail from refusal order by rowid desc limit ?", (most,)).fetchall()
+
+    def verify(self) -> list[str]:
+        """What is wrong with the ledger, a line each."""
+        problems, asked, began, last = [], {}, set(), Head(0, FIRST)
+        for seq, event, head in self.db.execute("select seq, event, head from chain order by seq"):
+            tree = json.loads(event)
+            linked = hashlib.sha256(last.hash.encode() + canonical([last.seq + 1, tree])).hexdigest()
+            if seq != last.seq + 1 or head != linked:
+                problems.append(f"entry {seq}: it is not the one that was written")
+            last = Head(seq, head)
+            if tree["kind"] == "answer":
+                asked[tree["run"], tree["key"]] = tree["question"]
+            began |= {tree["run"]} if tree["kind"] == "begin" else set()
+        rows = self.db.execute("select run, key, question from answer")
+        kept = {(run, key): question.hex() for run, key, question in rows}
+        wrong = {each for each in kept.keys() | asked.keys() if kept.get(each) != asked.get(each)}
+        problems += [f"run {run}, {key}: answer and entry do not belong together" for run, key in sorted(wrong)]
+        return problems + [f"run {each.run}: it never began" for each in self.runs() if each.run not in began]
+
+    def _one(self, sql: str, *given: Any) -> Any:
+        return self.db.execute(sql, given).fetchone()

@@ -1,0 +1,112 @@
+"""The guard's Unix socket, and the relay's way to it. No JAX, no network, nobody but the relay's user.
+
+Whoever connects is asked for nothing: the kernel says which user it is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from silodp.deploy.wire import put_frame, take_frame
+from silodp.errors import ConfigError, Refused
+
+IDLE, FRAME = 3600.0, 60.0  # seconds: between questions, and for one to arrive
+MOST = 8  # connections at a time
+
+
+def user_of(connection: socket.socket) -> int:
+    """The user at the other end, as the kernel knows it."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", found)[1]
+
+
+def bound(path: Path) -> socket.socket:
+    """A listening socket that its folder's group may use."""
+    path.parent.mkdir(mode=0o750, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    os.chmod(path, 0o660)
+    listening.listen(MOST)
+    return listening
+
+
+class Listener:
+    """Serves `reply` to one user."""
+
+    def __init__(self, path: Path, user: int, reply: Callable[[bytes], bytes], largest: int):
+        self.user, self.reply, self.largest = user, reply, largest
+        self.listening, self.slots = bound(path), threading.Semaphore(MOST)
+
+    def serve(self) -> None:
+        """Until the socket is closed."""
+        while True:
+            try:
+                connection, _ = self.listening.accept()
+            except OSError:
+                return
+            if user_of(connection) != self.user or not self.slots.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.setblocking(False)
+                while data := take_frame(connection.fileno(), FRAME, self.largest, IDLE):
+                    put_frame(connection.fileno(), self.reply(data), FRAME)
+        except (Refused, OSError):  # a frame that is none, or a peer that went away: the connection ends, no more
+            return
+        finally:
+            self.slots.release()
+
+    def close(self) -> None:
+        self.listening.shutdown(socket.SHUT_RDWR)
+        self.listening.close()
+
+
+class GuardSocket:
+    """A relay's connection to its guard; it is made again when the guard was restarted."""
+
+    def __init__(self, path: Path | str, patience: float):
+        self.path, self.patience = str(path), patience
+        self.lock = threading.Lock()
+        self.connection: socket.socket | None = None
+
+    def ask(self, data: bytes) -> bytes:
+        """Safe to repeat: a guard gives the same bytes to the same question."""
+        with self.lock:
+            try:
+                return self._asked(data)
+            except OSError:
+                self.close()
+                return self._asked(data)
+            except Refused:  # what is still to come would be taken for another answer
+                self.close()
+                raise
+
+    def _asked(self, data: bytes) -> bytes:
+        if self.connection is None:
+            self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self.connection.connect(self.path)
+            except OSError:
+                self.close()
+                raise ConfigError(f"{self.path}: no guard listens there") from None
+            self.connection.setblocking(False)
+        put_frame(self.connection.fileno(), data, self.patience)
+        answer = take_frame(self.connection.fileno(), self.patience)
+        if not answer:
+            raise ConnectionError("the guard closed the connection")
+        return answer
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None

@@ -1,0 +1,159 @@
+"""What a site's operator allows, in guard.toml: read from the site's own disk, never from the network. No JAX."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationError
+
+from silodp import registry
+from silodp.config import Config, Section
+from silodp.errors import ConfigError, Refused
+from silodp.parse import named_parts, parse_config
+
+if TYPE_CHECKING:
+    from silodp.deploy.document import Document
+
+NAME = "guard.toml"
+
+
+class Records(Section):
+    """Where this site's records are, and what is publicly known about their columns."""
+
+    files: list[str] = Field(min_length=1, description="CSV or Parquet files; paths from the guard's folder")
+    schema_file: str = Field(alias="schema", description="the federation's schema; path from the guard's folder")
+
+
+class Limits(Section):
+    """The most that a plan may ask for. A plan that asks for more is refused, whoever signed it."""
+
+    trusts: list[str] = Field(default=["untrusted"], description="trust models that plans may use")
+    algorithms: list[str] = Field(default=[], description="algorithms that plans may use; empty: all of the library's")
+    outside: list[str] = Field(default=[], description="MODULE:CLASS parts that may be imported here; best none")
+    epsilon: float = Field(gt=0, description="largest epsilon of one run")
+    delta: float = Field(gt=0, lt=1e-2, description="largest delta of one run")
+    total_epsilon: float = Field(gt=0, description="largest epsilon of all runs on these records together")
+    total_delta: float = Field(gt=0, lt=1e-2, description="the delta at which all runs together are counted")
+    clip: float = Field(default=1e-6, gt=0, description="smallest clip norm")
+    rounds: int = Field(default=10_000, ge=1)
+    parameters: int = Field(default=2_000_000, ge=1)
+    silos: int = Field(default=100, ge=1)
+    message_bytes: int = Field(default=64 << 20, ge=1024, description="largest message that is read")
+    cpu_seconds: float = Field(default=36_000, gt=0, description="of one run")
+
+
+class Policy(Section):
+    """The whole of guard.toml."""
+
+    site: str = Field(min_length=1)
+    data: Records
+    limits: Limits
+    relay_uid: int | None = Field(default=None, ge=0, description="user number of the relay; none: the guard's own")
+    counter: str = Field(default="counter", description="second file of the ledger, best on another disk")
+    peers: dict[str, str] = Field(default={}, description="public keys of the other sites, by name")
+
+
+def read_policy(folder: Path) -> Policy:
+    file = folder / NAME
+    if not file.is_file():
+        raise ConfigError(f"{folder}: no {NAME}; silodp silo init writes one")
+    try:
+        return Policy.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ConfigError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+class Denied(Refused):
+    """A plan that this site's policy does not allow; `code` names the rule."""
+
+    def __init__(self, code: str):
+        super().__init__(SENTENCES[code])
+        self.code = code
+
+
+# What may be told to anybody: fixed sentences. What exactly was wrong is in the site's own list of refusals.
+SENTENCES = {
+    "message": "this is no message that a guard reads",
+    "kind": "a guard answers plan, keys, whiten, start, ask, local, account and certificate",
+    "not-approved": "this site's operator has not approved this plan, or has revoked it",
+    "not-signed": "not all sites of the plan have signed its fingerprint",
+    "document": "this is no plan, or its signatures, facts, noise or epsilon do not belong together",
+    "not-listed": "this site is not in the plan, or stands in it with another key",
+    "peers": "the plan has sites, or keys of sites, that this site's operator does not know",
+    "versions": "the plan was made with other versions of the software than are installed here",
+    "not-private": "the plan has no privacy target, or its noise is not calculated exactly",
+    "seeded": "the plan's noise could be repeated from a seed",
+    "trust": "this trust model is not allowed here",
+    "algorithm": "this algorithm is not allowed here",
+    "outside": "the plan names a part that this site's operator has not listed",
+    "epsilon": "the plan's epsilon or delta is larger than this site allows for one run",
+    "total": "with this plan all runs on these records together would exceed what this site allows",
+    "clip": "a clip norm of the plan is smaller than this site allows",
+    "rounds": "the plan has more rounds than this site allows",
+    "parameters": "the model is larger than this site allows",
+    "silos": "the plan has more sites than this site allows",
+    "preprocess": "the plan prepares records beyond the schema, outside of the budget",
+    "data": "this site's records are not those that the plan describes",
+    "run": "this run has another plan, is closed, or is not known here",
+    "busy": "another run is open here; close it first",
+    "cpu": "this run has used the computing time that this site allows",
+    "question": "the silo's program refused this question; its operator can see why",
+    "repeated": "this question was answered already, with other contents, or its bytes were dropped",
+    "seen": "the sites were shown different points in the last round",
+    "disk": "the ledger could not be written; nothing was sent",
+    "fault": "something went wrong inside this site; nothing was sent",
+}
+CLIPS = ("clip", "clip_difference", "clip_local")
+
+
+def check_document(policy: Policy, key: str, document: Document) -> None:
+    """Refuse a plan beyond this site's limits, by itself; what other runs have spent is the ledger's business.
+
+    First what can be read off, then what has to be calculated: a plan without end must not be calculated with.
+    """
+    limits = policy.limits
+    if document.keys.get(policy.site) != key:
+        raise Denied("not-listed")
+    if any(policy.peers.get(site) != own for site, own in document.keys.items() if site != policy.site):
+        raise Denied("peers")
+    if len(document.sites) > limits.silos:
+        raise Denied("silos")
+    check_config(limits, told_config(document.tree["plan"]))
+    plan, index = document.plan, document.sites.index(policy.site)
+    if not plan.epsilon(index) <= limits.epsilon * (1 + 1e-6):
+        raise Denied("epsilon")
+    if (plan.facts.parameters or 0) > limits.parameters:
+        raise Denied("parameters")
+
+
+def told_config(tree: Any) -> Config:
+    """The config of a plan; nothing that it names is imported."""
+    try:
+        return parse_config(dict(tree["config"]))
+    except (ValueError, TypeError, LookupError):
+        raise Denied("document") from None
+
+
+def check_config(limits: Limits, config: Config) -> None:
+    options, privacy = config.algorithm, config.privacy
+    clips = [getattr(options, name) for name in CLIPS] + ([] if config.whiten is None else [config.whiten.clip])
+    foreign = [name for kind, name in named_parts(config).items() if not registry.is_own(kind, name)]
+    rules = {
+        "outside": not set(foreign) <= set(limits.outside),
+        "trust": privacy.trust not in limits.trusts,
+        "algorithm": bool(limits.algorithms) and options.name not in limits.algorithms,
+        "seeded": config.run.test_seed,
+        "not-private": not privacy.private or privacy.calibration != "exact",
+        "preprocess": bool(config.data.preprocess),
+        "epsilon": privacy.delta > limits.delta,
+        "clip": any(clip is not None and clip < limits.clip for clip in clips),
+        "rounds": options.rounds > limits.rounds,
+    }
+    for code, broken in rules.items():
+        if broken:
+            raise Denied(code)

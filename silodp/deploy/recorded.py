@@ -1,0 +1,104 @@
+"""The server's own random numbers of a round, on the disk before they are used: a resumed round repeats them.
+
+Otherwise a round that is asked again would toss other coins and ask another question, which no silo answers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from silodp.deploy.wire import decode, encode, read_frame, write_frame
+from silodp.errors import Refused
+from silodp.randomness import Shape, Step, SystemRandomness
+
+
+class Recorded:
+    """The operating system's numbers, kept for the round that is under way."""
+
+    def __init__(self, path: Path):
+        self.path, self.system = path, SystemRandomness()
+        self.left: list[tuple[str, np.ndarray]] = []  # drawn before this program was stopped, not used again yet
+
+    def begin(self, round: int) -> None:
+        entries = self._read()
+        if entries and entries[0][0] == f"round {round}":
+            self.left = entries[1:]
+            return
+        self.left = []
+        self.path.unlink(missing_ok=True)
+        self._append(f"round {round}", np.zeros(0))
+
+    def _read(self) -> list[tuple[str, np.ndarray]]:
+        if not self.path.is_file():
+            return []
+        entries = []
+        with self.path.open("rb") as file:
+            try:
+                while data := read_frame(file):
+                    header, arrays = decode(data)
+                    entries.append((header["purpose"], arrays["value"]))
+            except Refused:  # a last entry that was not whole: nobody has used it
+                return entries
+        return entries
+
+    def _append(self, purpose: str, value: np.ndarray) -> None:
+        new = not self.path.exists()
+        with self.path.open("ab") as file:
+            write_frame(file, encode({"purpose": purpose}, {"value": value}))
+            os.fsync(file.fileno())
+        if new:
+            sync_folder(self.path.parent)
+
+    def next(self, purpose: str) -> np.ndarray | None:
+        """What was kept under this purpose next, if anything was kept."""
+        if not self.left:
+            return None
+        found, value = self.left.pop(0)
+        if found != purpose:
+            raise Refused(f"{self.path}: holds {found!r} where {purpose!r} comes; not this run's")
+        return value
+
+    def keep(self, purpose: str, value: np.ndarray) -> None:
+        self._append(purpose, value)
+
+    def _drawn(self, purpose: str, draw: Callable[[], Array]) -> Array:
+        known = self.next(purpose)
+        if known is not None:
+            return jnp.asarray(known)
+        value = draw()
+        self.keep(purpose, np.asarray(value))
+        return value
+
+    def step_of(self, noised: Array, std: Array) -> Array:
+        return self.system.step_of(noised, std)
+
+    def noised(self, purpose: str, value: Any, std: Array, step: Step = 0) -> Array:
+        return self._drawn(f"noised {purpose}", lambda: self.system.noised(purpose, value, std, step))
+
+    def tilted(self, purpose: str, unit: Array, threshold: float, above: float, step: Step = 0) -> Array:
+        return self._drawn(f"tilted {purpose}", lambda: self.system.tilted(purpose, unit, threshold, above, step))
+
+    def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Array:
+        return self._drawn(f"normal {purpose}", lambda: self.system.normal(purpose, shape, step))
+
+    def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Array:
+        return self._drawn(f"uniform {purpose}", lambda: self.system.uniform(purpose, shape, step))
+
+    def bits(self, purpose: str, shape: Shape, step: Step = 0) -> Array:
+        return self._drawn(f"bits {purpose}", lambda: self.system.bits(purpose, shape, step))
+
+
+def sync_folder(folder: Path) -> None:
+    """A new file's name is on the disk as well."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

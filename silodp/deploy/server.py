@@ -1,0 +1,224 @@
+"""The server's half of a deployed run. It knows nothing of the transport, only `rpc(site, bytes) -> bytes`.
+
+    DIR/plan.json, approvals/    the plan and the sites' approvals
+    DIR/checkpoint.safetensors   the run between two rounds, with a checksum; DIR/coins: this round's own coins
+    DIR/status.json              for the status page; DIR/model.safetensors, certificates.json: the results
+
+It has no records. Nothing that was computed on records is in its files unless a plan has it as a charged stream.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from silodp.core import averaged
+from silodp.deploy.coordinator import MessageFederation, exchange
+from silodp.deploy.document import Document, check_approvals
+from silodp.deploy.recorded import Recorded, sync_folder
+from silodp.deploy.remote import Echoes, Remote, Rpc
+from silodp.deploy.signing import canonical
+from silodp.errors import ConfigError, Refused
+from silodp.models import Model
+from silodp.plan.parts import trained_model
+
+CHECKPOINT, MODEL, CERTIFICATES, STATUS = (
+    "checkpoint.safetensors",
+    "model.safetensors",
+    "certificates.json",
+    "status.json",
+)
+Say = Callable[[str], None]
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """One server at a time works in a run's folder."""
+    os.umask(0o077)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ConfigError(f"{folder}: another server works in it") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file is the old one or the new one, whatever happens."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    sync_folder(path.parent)
+
+
+def drive(
+    document: Document, approvals: Sequence[Any], rpc: Rpc, folder: Path, say: Say = lambda text: None
+) -> list[dict[str, Any]]:
+    """Run the plan, or go on with it, to the sites' certificates."""
+    check_approvals(document, list(approvals))
+    with held(folder), ThreadPoolExecutor(len(document.sites)) as pool:
+        return Driver(document, approvals, rpc, folder, say, pool).run()
+
+
+class Driver:
+    """One program's work on one run."""
+
+    def __init__(
+        self, document: Document, approvals: Sequence[Any], rpc: Rpc, folder: Path, say: Say, pool: ThreadPoolExecutor
+    ):
+        self.document, self.approvals, self.folder, self.say = document, approvals, folder, say
+        self.plan, self.echoes = document.plan, Echoes()
+        self.links = [Remote(site, rpc, pool, document.run, self.echoes) for site in document.sites]
+        self.model: Model = trained_model(self.plan.config, self.plan.facts)
+        self.seconds: list[float] = []
+
+    def run(self) -> list[dict[str, Any]]:
+        done = self.folder / CERTIFICATES
+        if done.is_file():
+            return json.loads(done.read_text())
+        self._open()
+        fed = MessageFederation(self.plan, self.links, None)
+        fed.coins, fed.skips = Recorded(self.folder / "coins"), not self.document.waits
+        moment = fed.whiten()
+        algorithm = self.plan.training.algorithm
+        if moment is not None:
+            algorithm = self.plan.whitening(moment).algorithm(algorithm)
+        x0 = ravel_pytree(self.model.init(jax.random.key(self.plan.config.run.seed)))[0]
+        fed.start(x0)
+        output = self._rounds(fed, algorithm, algorithm.init(x0), x0)
+        return self._finish(np.asarray(output))
+
+    def _open(self) -> None:
+        """Every guard takes the plan; the same words again after a restart."""
+        text = canonical(self.document.tree).decode()
+        for link in self.links:
+            link.send({"kind": "plan", "document": text, "approvals": list(self.approvals)}, {})
+        ready = [link.receive()[0] for link in self.links]
+        for link, told in zip(self.links, ready, strict=True):
+            if told.get("fingerprint") != self.document.fingerprint:
+                raise Refused(f"site {link.site}: took another plan")
+        exchange(self.links, ready)
+
+    def _rounds(self, fed: MessageFederation, algorithm: Any, state: Any, output: Any) -> Any:
+        rounds, config = self.plan.training.facts.rounds, self.plan.config
+        average = min(config.algorithm.average or 1, rounds)
+        carry, first = self._resumed((state, output, fed.accounts, fed.end.memory))
+        state, output, fed.accounts, fed.end.memory = carry
+        self._status(first, rounds)
+        for r in range(first, rounds):
+            began = time.perf_counter()
+            fed.begin_round(r)
+            state = algorithm.round(state, fed)
+            output = averaged(output, state.x, r + 1, rounds, average)
+            self._save((state, output, fed.accounts, fed.end.memory), r + 1)
+            self.seconds.append(time.perf_counter() - began)
+            self._status(r + 1, rounds)
+            self.say(f"round {r + 1} of {rounds}: {self.seconds[-1]:.2f} s")
+        return output
+
+    def _save(self, carry: Any, done: int) -> None:
+        """On the disk, file and folder, before the next question."""
+        arrays = {str(i): np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(carry))}
+        told = {"plan": self.document.fingerprint, "round": done, "echoes": self.echoes.to_json()}
+        meta = {"told": json.dumps(told), "checksum": checksum(arrays, told)}
+        partial = self.folder / (CHECKPOINT + ".partial")
+        save_file(arrays, partial, meta)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, self.folder / CHECKPOINT)
+        sync_folder(self.folder)
+        for link in self.links:
+            link.covered()
+
+    def _resumed(self, carry: Any) -> tuple[Any, int]:
+        file = self.folder / CHECKPOINT
+        if not file.is_file():
+            return carry, 0
+        try:
+            with safe_open(file, "np") as kept:
+                meta = kept.metadata()
+                arrays = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (no dict)
+            told = json.loads(meta["told"])
+            whole = checksum(arrays, told) == meta["checksum"]
+        except (SafetensorError, ValueError, LookupError, TypeError):
+            whole, told, arrays = False, {}, {}
+        leaves, structure = jax.tree.flatten(carry)
+        if not whole or len(arrays) != len(leaves):
+            raise ConfigError(f"{file}: damaged; what it held was not what was written")
+        if told["plan"] != self.document.fingerprint:
+            raise ConfigError(f"{file}: of another plan")
+        self.echoes.seen, self.echoes.last = told["echoes"]["seen"], told["echoes"]["last"]
+        self.say(f"going on after round {told['round']}")
+        return jax.tree.unflatten(structure, [jnp.asarray(arrays[str(i)]) for i in range(len(leaves))]), told["round"]
+
+    def _status(self, done: int, rounds: int) -> None:
+        recent = self.seconds[-20:]
+        status = {
+            "run": self.document.run,
+            "plan": self.document.words,
+            "algorithm": self.plan.config.algorithm.name,
+            "trust": self.plan.config.privacy.trust,
+            "round": done,
+            "rounds": rounds,
+            "seconds_a_round": float(np.median(recent)) if recent else None,
+            "at": time.time(),
+            "sites": [
+                {
+                    "site": link.site,
+                    "records": self.plan.facts.sizes[i],
+                    "epsilon": self.document.tree["epsilon"][i],
+                    "delta": self.document.tree["delta"],
+                    "bytes_up": link.bytes[0],
+                    "bytes_down": link.bytes[1],
+                }
+                for i, link in enumerate(self.links)
+            ],
+        }
+        write_whole(self.folder / STATUS, json.dumps(status).encode())
+
+    def _finish(self, output: np.ndarray) -> list[dict[str, Any]]:
+        params = self.model_tree(output)
+        save_file(params, self.folder / MODEL)
+        told = hashlib.sha256((self.folder / MODEL).read_bytes()).hexdigest()
+        for link in self.links:
+            link.send({"kind": "certificate", "model": told}, {})
+        certificates = [link.receive()[0]["certificate"] for link in self.links]
+        write_whole(self.folder / CERTIFICATES, json.dumps(certificates, indent=2).encode())
+        return certificates
+
+    def model_tree(self, output: np.ndarray) -> dict[str, np.ndarray]:
+        like = self.model.init(jax.random.key(0))
+        params = ravel_pytree(like)[1](jnp.asarray(output))
+        flat, _ = jax.tree_util.tree_flatten_with_path(params)
+        name = lambda path: "last/" + jax.tree_util.keystr(path, simple=True, separator="/")
+        return {name(path): np.asarray(leaf, order="C") for path, leaf in flat}
+
+
+def checksum(arrays: dict[str, np.ndarray], told: dict[str, Any]) -> str:
+    digest = hashlib.sha256(canonical(told))
+    for name in sorted(arrays, key=int):
+        digest.update(f"{name}|{arrays[name].dtype}|{arrays[name].shape}|".encode() + arrays[name].tobytes())
+    return digest.hexdigest()

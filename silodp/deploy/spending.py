@@ -1,0 +1,65 @@
+"""What releases were and what they cost, as JSON keeps them: mechanism, multiplier, sampling and count. No JAX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from silodp.privacy import accountant, clones, kinds
+from silodp.privacy.kinds import Releases, Spent
+
+KINDS = (kinds.Full, kinds.Disjoint, kinds.Poisson, kinds.FixedSize, kinds.TwoLevel, kinds.Masked)
+BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in (*KINDS, clones.Messages, clones.Shuffled)}
+
+
+def written(spent: Iterable[Spent]) -> list[dict[str, Any]]:
+    """Infinite noise is written as null."""
+    return [
+        {
+            "stream": each.releases.stream,
+            "count": each.releases.count,
+            "multiplier": None if math.isinf(each.multiplier) else each.multiplier,
+            "sampling": _plain(each.releases.sampling),
+        }
+        for each in spent
+    ]
+
+
+def read(lines: Iterable[Mapping[str, Any]]) -> list[Spent]:
+    return [
+        Spent(
+            Releases(line["stream"], line["count"], _kind(line["sampling"])),
+            math.inf if line["multiplier"] is None else line["multiplier"],
+        )
+        for line in lines
+    ]
+
+
+def _plain(part: Any) -> Any:
+    if not is_dataclass(part):
+        return part
+    name = type(part).__name__
+    if BY_NAME.get(name) is not type(part):
+        raise ValueError(f"{name}: this ledger cannot keep such releases")
+    return {"kind": name} | {field.name: _plain(getattr(part, field.name)) for field in fields(part)}
+
+
+def _kind(tree: Any) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree
+    return BY_NAME[tree["kind"]](**{name: _kind(value) for name, value in tree.items() if name != "kind"})
+
+
+def over_runs(runs: Mapping[str, Sequence[Spent]]) -> list[Spent]:
+    """All runs' releases. A pass over the records in one run is not the pass of another: streams keep their run."""
+    return [
+        replace(each, releases=replace(each.releases, stream=f"{run}/{each.releases.stream}"))
+        for run, spent in runs.items()
+        for each in spent
+    ]
+
+
+def epsilon_over(runs: Mapping[str, Sequence[Spent]], delta: float) -> float:
+    return accountant.epsilon(over_runs(runs), delta)

@@ -1,0 +1,56 @@
+"""A site's signatures within one run: under its key for masks, and under the points that it was shown. No JAX.
+
+A server that replaces a mask's key, or shows different points to different sites, cannot sign for them: it is noticed
+when keys are agreed on, or one round later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from silodp.deploy.policy import Denied
+from silodp.deploy.signing import Key, check
+from silodp.errors import Refused
+
+if TYPE_CHECKING:
+    from silodp.deploy.document import Document
+
+MASK, SEEN = "mask", "seen"
+
+
+class Vouch:
+    """Signs for one site, and checks the others' signatures, all bound to the run and its plan."""
+
+    def __init__(self, key: Key, document: Document):
+        self.key, self.document = key, document
+
+    def sign(self, key: bytes) -> bytes:
+        """Of this site's key for masks."""
+        return self.key.sign(MASK, self._bound(key.hex()))
+
+    def check(self, index: int, key: bytes, signature: bytes) -> None:
+        check(self.document.keys[self.document.sites[index]], MASK, self._bound(key.hex()), signature)
+
+    def saw(self, question: str, points: str) -> str:
+        """Of the digest of the points that came with a question."""
+        return self.key.sign(SEEN, self._bound(f"{question}|{points}")).hex()
+
+    def check_same(self, echo: Any, question: str, points: str) -> None:
+        """All sites of that question must have been shown these points; each has signed what it saw."""
+        told = echo if isinstance(echo, dict) else {}
+        for site in self._shown(question) if self.document.waits else told:
+            seen = told.get(site)
+            if not isinstance(seen, list) or len(seen) != 2 or seen[0] != points or site not in self.document.keys:
+                raise Denied("seen")
+            try:
+                signature = bytes.fromhex(str(seen[1]))
+                check(self.document.keys[site], SEEN, self._bound(f"{question}|{points}"), signature)
+            except (Refused, ValueError):
+                raise Denied("seen") from None
+
+    def _shown(self, question: str) -> list[str]:
+        round = int(question.split()[1].partition("/")[0])
+        return [self.document.sites[i] for i in self.document.plan.facts.present(round)]
+
+    def _bound(self, body: str) -> bytes:
+        return f"{self.document.run}|{self.document.fingerprint}|{body}".encode()

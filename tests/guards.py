@@ -1,0 +1,118 @@
+"""Two sites with guards in this process: folders, keys, facts, a plan that both have approved, and a way to ask."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from silodp.config import Config
+from silodp.deploy import approval, signing
+from silodp.deploy.document import Document, proposed
+from silodp.deploy.guard import KEY, Guard, signed_site_facts
+from silodp.deploy.wire import decode, encode
+from silodp.parse import parse_config
+
+SCHEMA = """
+[target]
+name = "outcome"
+classes = ["well", "ill"]
+[columns.age]
+kind = "number"
+range = [0, 120]
+[columns.dose]
+kind = "number"
+range = [0, 10]
+"""
+POLICY = """
+site = "{site}"
+[data]
+files = ["records.csv"]
+schema = "schema.toml"
+[limits]
+trusts = ["untrusted", "shuffled"]
+epsilon = 2.0
+delta = 1e-4
+total_epsilon = 3.5
+total_delta = 1e-4
+rounds = 50
+parameters = 1000
+silos = 5
+message_bytes = 1_000_000
+[peers]
+{peers}
+"""
+SIZES = {"north": 20, "south": 12}
+X0 = np.zeros(3, np.float32)
+TREE: dict[str, Any] = {
+    "privacy": {"epsilon": 1.0, "delta": 1e-5},
+    "algorithm": {"name": "spider", "rounds": 4, "step_size": 0.3, "clip": 1.0, "clip_difference": 0.7, "restart": 2},
+    "run": {"mode": "messages"},
+}
+
+
+def config_of(**sections: Any) -> Config:
+    return parse_config({name: TREE.get(name, {}) | sections.get(name, {}) for name in TREE.keys() | sections.keys()})
+
+
+def make_site(folder: Path, site: str, records: int) -> signing.Key:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(records)
+    rows = [
+        f"{rng.integers(20, 90)},{rng.integers(0, 10)},{'ill' if rng.random() < 0.5 else 'well'}"
+        for _ in range(records)
+    ]
+    (folder / "records.csv").write_text("age,dose,outcome\n" + "\n".join(rows) + "\n")
+    (folder / "schema.toml").write_text(SCHEMA)
+    return signing.Key.create(folder / KEY)
+
+
+class Federation:
+    """Sites in folders under `root`; guards are opened when they are asked, and may be ended and opened again."""
+
+    def __init__(self, root: Path, sizes: dict[str, int] | None = None):
+        self.sizes = sizes or SIZES
+        self.folders = {site: root / site for site in self.sizes}
+        self.keys = {site: make_site(self.folders[site], site, n) for site, n in self.sizes.items()}
+        for site, folder in self.folders.items():
+            peers = "\n".join(f'{name} = "{key.public}"' for name, key in self.keys.items() if name != site)
+            (folder / "guard.toml").write_text(POLICY.format(site=site, peers=peers))
+        self.roster = [signed_site_facts(folder) for folder in self.folders.values()]
+        self.guards: dict[str, Guard] = {}
+
+    def document(self, config: Config | None = None, **changes: Any) -> Document:
+        tree = proposed(config or config_of(), self.roster, changes.pop("on_missing", "wait"))
+        return Document(json.loads(json.dumps(tree | changes)))
+
+    def approve(self, document: Document) -> list[dict[str, Any]]:
+        return [approval.approve(folder, document) for folder in self.folders.values()]
+
+    def guard(self, site: str) -> Guard:
+        if site not in self.guards:
+            self.guards[site] = Guard(self.folders[site])
+        return self.guards[site]
+
+    def end(self, site: str) -> None:
+        """As if its process had been killed: what is in memory is gone."""
+        guard = self.guards.pop(site, None)
+        if guard is not None:
+            guard.close()
+
+    def rpc(self, site: str, data: bytes) -> bytes:
+        return self.guard(site).reply(data)
+
+    def ask(
+        self, site: str, header: dict[str, Any], **arrays: np.ndarray
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        named = {name.removeprefix("_"): array for name, array in arrays.items()}
+        return decode(self.rpc(site, encode(header, named)))
+
+    def open(self, site: str, document: Document, approvals: Any) -> dict[str, Any]:
+        text = signing.canonical(document.tree).decode()
+        return self.ask(site, {"kind": "plan", "document": text, "approvals": approvals})[0]
+
+    def close(self) -> None:
+        for site in list(self.guards):
+            self.end(site)

@@ -1,0 +1,294 @@
+"""Guards: what they answer, what they keep, and that nothing is answered twice or forgotten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from silodp.deploy import approval, server, signing
+from silodp.deploy.certify import verified
+from silodp.deploy.desk import question_of
+from silodp.deploy.document import Document
+from silodp.deploy.guard import Guard, open_ledger, total_with
+from silodp.deploy.policy import Denied, read_policy
+from silodp.deploy.server import CERTIFICATES, CHECKPOINT, MODEL, drive
+from silodp.deploy.spending import over_runs, read, written
+from silodp.deploy.wire import decode
+from silodp.errors import ConfigError, Refused
+from silodp.privacy import accountant
+from silodp.privacy.clones import Messages, Shuffled
+from silodp.privacy.kinds import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, TwoLevel
+from tests.guards import X0, Federation, config_of
+
+
+@pytest.fixture
+def sites(tmp_path) -> Iterator[Federation]:
+    federation = Federation(tmp_path)
+    yield federation
+    federation.close()
+
+
+def asked(sites: Federation, document: Document, round: int) -> dict[str, Any]:
+    question = {"kind": "ask", "run": document.run, "query": "value", "round": round}
+    return sites.ask("north", question, _0=X0)[0]
+
+
+# --- signatures and words ----------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_said_in_words_that_differ_whenever_it_does():
+    digests = [signing.digest("plan", bytes([i])) for i in range(200)]
+    assert len({signing.words(each) for each in digests}) == 200
+    words = signing.words(digests[0]).split()
+    assert len(words) == 16 and all(word.isalpha() and len(word) == 6 for word in words)
+    pairs = {signing.words(f"{i:04x}" + "00" * 30).split()[0] for i in range(1 << 16)}
+    assert len(pairs) == 1 << 16  # no two bytes sound alike
+
+
+def test_a_signature_is_for_one_purpose_and_one_body(tmp_path):
+    key = signing.Key.create(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    statement = signing.Key.read(tmp_path / "key").signed("facts", {"records": 3})
+    assert signing.opened("facts", statement) == ({"records": 3}, key.public)
+    other = signing.Key.create(tmp_path / "other").public
+    for changed in (
+        statement | {"body": {"records": 4}}, statement | {"key": other}, statement | {"signature": "00" * 64},
+        statement | {"signature": "zz"}, {"body": {}}, None,
+    ):  # fmt: skip
+        with pytest.raises(Refused):
+            signing.opened("facts", changed)
+    with pytest.raises(Refused):
+        signing.opened("approval", statement)
+
+
+# --- spending ----------------------------------------------------------------------------------------------------
+
+
+def test_releases_are_kept_as_they_were():
+    hidden = Shuffled(30, 10, "privunit", 5, 0.5, 2)
+    kinds = [Full(), Disjoint(), Poisson(0.1), FixedSize(3, 9), TwoLevel(3, 9, 0.5), Masked(2, 8)]
+    kinds += [Messages(hidden, True, Shuffled(30, 10))]
+    spent = [Spent(Releases(f"s{i}", i, kind), 1.5 + i) for i, kind in enumerate(kinds)]
+    spent.append(Spent(Releases("nothing", 2, Full()), float("inf")))
+    assert read(json.loads(json.dumps(written(spent)))) == spent
+
+
+def test_a_pass_over_the_records_in_each_run_counts_each_time():
+    """One pass costs one release within a run; a second run is a second pass."""
+    once = [Spent(Releases("value", 10, Disjoint()), 2.0)]
+    alone, both = (accountant.epsilon(over_runs(dict.fromkeys(runs, once)), 1e-5) for runs in ("a", "ab"))
+    assert alone == accountant.epsilon(once, 1e-5)
+    assert both == pytest.approx(accountant.epsilon([Spent(Releases("value", 2, Full()), 2.0)], 1e-5))
+
+
+# --- a run through guards ----------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_in_certificates_that_anybody_can_check(sites, tmp_path):
+    document = sites.document()
+    approvals = sites.approve(document)
+    certificates = drive(document, approvals, sites.rpc, tmp_path / "run")
+    assert len(verified(certificates, document)) == 2
+    told = {each["body"]["site"]: each["body"] for each in certificates}
+    for i, site in enumerate(document.sites):
+        assert told[site]["epsilon"] == pytest.approx(document.plan.epsilon(i))
+        assert {line["stream"]: line["count"] for line in told[site]["releases"]} == {"value": 2, "difference": 2}
+    for change in ({"epsilon": 0.1}, {"releases": []}, {"model": "other"}):
+        forged = [certificates[0] | {"body": certificates[0]["body"] | change}, certificates[1]]
+        with pytest.raises(Refused):
+            verified(forged, document)
+    with pytest.raises(Refused, match="missing: south"):
+        verified(certificates[:1], document)
+    # Closed: no question of this run is answered any more, and the ledger says what was counted.
+    assert asked(sites, document, 3)["code"] == "run"
+    assert drive(document, approvals, sites.rpc, tmp_path / "run") == certificates
+    ledger = sites.guard("north").ledger
+    assert ledger.verify() == []
+    kept = ledger.run(document.run)
+    assert kept is not None and kept.closed is not None and kept.reserved == kept.counted
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_run_that_stops_everywhere_goes_on_to_the_same_model(sites, tmp_path, monkeypatch):
+    """The server stops at every question in turn, and guards are restarted: releases are counted once, and no question
+    is answered with two different bytes."""
+    document = sites.document(config_of(algorithm={"rounds": 2}))
+    approvals = sites.approve(document)
+    given: dict[tuple[str, bytes], bytes] = {}
+    left = [0]
+
+    def failing(site: str, data: bytes) -> bytes:
+        answer = sites.rpc(site, data)
+        if b'"kind": "ask"' in data[:200]:
+            assert given.setdefault((site, question_of(*decode(data))), answer) == answer
+            left[0] -= 1
+            if left[0] == 0:
+                sites.end(site)
+                raise Stopped
+        return answer
+
+    for stop in (1, 2, 3, 4):
+        left[0] = stop
+        try:
+            drive(document, approvals, failing, tmp_path / "run")
+        except Stopped:
+            continue
+    certificates = drive(document, approvals, failing, tmp_path / "run")
+    for each in certificates:
+        assert {line["stream"]: line["count"] for line in each["body"]["releases"]} == {"value": 1, "difference": 1}
+    assert len(given) == 4 and (tmp_path / "run" / MODEL).is_file()
+
+
+def test_a_checkpoint_with_another_bit_is_found_at_once(sites, tmp_path, monkeypatch):
+    document = sites.document()
+    approvals = sites.approve(document)
+    honest, rounds = server.Driver._save, []
+
+    def save(self, carry, done):
+        honest(self, carry, done)
+        rounds.append(done)
+        if len(rounds) == 2:
+            raise Stopped
+
+    monkeypatch.setattr(server.Driver, "_save", save)
+    with pytest.raises(Stopped):
+        drive(document, approvals, sites.rpc, tmp_path / "run")
+    file = tmp_path / "run" / CHECKPOINT
+    whole = file.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[: len(whole) // 2], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="damaged"):
+            drive(document, approvals, sites.rpc, tmp_path / "run")
+    file.write_bytes(whole)
+    drive(document, approvals, sites.rpc, tmp_path / "run")
+    assert rounds == [1, 2, 3, 4]
+
+
+def test_two_servers_do_not_work_in_one_folder(tmp_path):
+    with (
+        server.held(tmp_path / "run"),
+        pytest.raises(ConfigError, match="another server"),
+        server.held(tmp_path / "run"),
+    ):
+        pass
+    with server.held(tmp_path / "run"):
+        assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+
+
+# --- the ledger over runs ----------------------------------------------------------------------------------------
+
+
+def test_runs_add_up_by_the_accountant_and_closing_frees_what_was_not_used(sites):
+    """The first plan is reserved whole; after one answer and a close only that answer is charged."""
+    first = sites.document()
+    approvals = sites.approve(first)
+    assert sites.open("north", first, approvals)["kind"] == "ready"
+    policy, ledger = read_policy(sites.folders["north"]), sites.guard("north").ledger
+    reserved = total_with(policy, ledger)
+    assert reserved == pytest.approx(accountant.epsilon(first.plan.spent(0), 1e-4))
+    sites.ask("north", {"kind": "start", "run": first.run}, x0=X0)
+    assert asked(sites, first, 0)["kind"] == "answer"
+    second = sites.document(config_of(privacy={"epsilon": 2.0}))
+    assert total_with(policy, ledger, second) < reserved + second.plan.epsilon(0, 1e-4)  # less than the sum
+    assert sites.open("north", second, sites.approve(second))["code"] == "busy"
+    ledger.finish(first.run)
+    one = [Spent(Releases("value", 1, Full()), first.plan.multipliers["value"][0])]
+    assert total_with(policy, ledger) == pytest.approx(accountant.epsilon(one, 1e-4))
+    assert sites.open("north", second, sites.approve(second))["kind"] == "ready"
+    ledger.finish(second.run)
+    with pytest.raises(Denied, match="all runs"):
+        for _ in range(9):
+            more = sites.document(config_of(privacy={"epsilon": 2.0}))
+            assert sites.open("north", more, sites.approve(more))["kind"] == "ready"
+            ledger.db.execute("update run set closed = 1")  # as if all of it had been released
+    assert 3 <= len(ledger.runs()) <= 6
+
+
+def test_a_ledger_that_was_put_back_is_noticed(sites):
+    document = sites.document()
+    approvals = sites.approve(document)
+    sites.open("north", document, approvals)
+    sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)
+    sites.end("north")
+    folder = sites.folders["north"]
+    shutil.copy(folder / "ledger.db", folder / "copy.db")
+    assert asked(sites, document, 0)["kind"] == "answer"
+    sites.end("north")
+    for file in folder.glob("ledger.db*"):
+        file.unlink()
+    shutil.copy(folder / "copy.db", folder / "ledger.db")
+    with pytest.raises(ConfigError, match="put back from a copy"):
+        sites.guard("north")
+    (folder / "counter").unlink()
+    with pytest.raises(ConfigError, match="missing"):
+        open_ledger(folder)
+
+
+def test_a_changed_row_is_found(sites):
+    document = sites.document()
+    sites.open("north", document, sites.approve(document))
+    sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)
+    ledger = sites.guard("north").ledger
+    assert ledger.verify() == []
+    ledger.db.execute("update chain set event = replace(event, 'begin', 'began') where seq = 2")
+    assert any("not the one that was written" in line for line in ledger.verify())
+    ledger.db.execute("delete from answer")
+    assert any("do not belong together" in line for line in ledger.verify())
+
+
+def test_two_guards_do_not_work_in_one_folder(sites):
+    sites.guard("north")
+    with pytest.raises(ConfigError, match="another guard"):
+        Guard(sites.folders["north"])
+
+
+def test_a_ledger_that_cannot_be_written_sends_nothing(sites, monkeypatch):
+    """What is in memory is ahead of the disk then: it is read again, and the question gets one answer only."""
+    document = sites.document()
+    sites.open("north", document, sites.approve(document))
+    sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)
+    guard, question = sites.guard("north"), {"kind": "ask", "run": document.run, "query": "value", "round": 0}
+    honest = guard.ledger.add_answer
+
+    def full(*given, **named):
+        honest(*given, **named)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(guard.ledger, "add_answer", full)
+    told, arrays = sites.ask("north", question, _0=X0)
+    assert (told["code"], arrays) == ("disk", {}) and guard.desk is None
+    monkeypatch.undo()
+    first = sites.ask("north", question, _0=X0)
+    again = sites.ask("north", question, _0=X0)
+    assert first[0] == again[0] and first[0]["kind"] == "answer"
+    np.testing.assert_array_equal(first[1]["value"], again[1]["value"])
+    assert guard.ledger.verify() == []
+
+
+def test_the_screen_says_what_an_operator_decides_on(sites):
+    document = sites.document()
+    told = approval.screen(sites.folders["south"], document)
+    words = signing.words(document.fingerprint).split()
+    assert all(word in told for word in words) and "south, 12 records" in told and "north (20 records)" in told
+    assert "epsilon 1 at delta" in told and "of 3.5" in told
+    assert len(told.splitlines()) < 24
+    (sites.folders["south"] / "other.json").write_bytes(signing.canonical(document.tree))
+    assert approval.load(sites.folders["south"] / "other.json").fingerprint == document.fingerprint
+
+
+def test_a_revoked_plan_gets_no_further_answer(sites):
+    document = sites.document()
+    approvals = sites.approve(document)
+    sites.open("north", document, approvals)
+    assert approval.revoke(sites.folders["north"], document.words) == document.run
+    assert sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)[0]["code"] == "run"
+    assert sites.open("north", document, approvals)["code"] == "not-approved"
+    assert (sites.folders["north"] / CERTIFICATES).exists() is False
