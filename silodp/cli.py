@@ -17,6 +17,8 @@ import typer
 from rich.console import Console
 
 from silodp import __version__, registry
+from silodp.cli_deploy import attach
+from silodp.cli_deploy import plan as plans
 from silodp.cli_fit import fit, predict
 from silodp.cli_pages import compare, show
 from silodp.cli_schema import app as schema
@@ -40,6 +42,7 @@ from silodp.show import (
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(schema, name="schema")
+attach(app)
 app.command()(fit)
 app.command()(predict)
 app.command()(show)
@@ -263,7 +266,7 @@ def account(
             print_account(result)
 
 
-@app.command()
+@plans.command("tell")
 def plan(config: ConfigPath, set: Overrides = None, json_: AsJson = False) -> None:
     """What would be run and with how much noise, and what other trust models would buy; no record is looked at."""
     with refusals():

@@ -123,6 +123,7 @@ class Document:
             raise Refused("plan: run must be 32 hexadecimal digits")
         if not isinstance(self.tree["roster"], list):
             raise Refused("plan: roster must be a list")
+        joint_facts(self.tree["roster"])  # signed by their sites, and alike
 
     @cached_property
     def fingerprint(self) -> str:

@@ -41,7 +41,6 @@ class Guard:
     """One site: policy, ledger, records, and the run that is answered."""
 
     def __init__(self, folder: Path):
-        os.umask(0o077)
         self.folder, self.lock = folder, threading.Lock()
         self.held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -118,7 +117,7 @@ class Guard:
     def _document(self, text: Any) -> Document:
         try:
             return Document(signing.read_document(str(text).encode()))
-        except (Refused, UnicodeError):
+        except (Refused, ConfigError, UnicodeError, LookupError, TypeError):
             raise Denied("document") from None
 
     def _desk(self, run: Any) -> Desk:
@@ -187,7 +186,7 @@ def check_plan(policy: rules.Policy, key: signing.Key, ledger: Ledger, document:
         check_document(policy, key.public, document)
     except Denied:
         raise
-    except Refused:
+    except (Refused, ConfigError):
         raise Denied("document") from None
     if document.tree["versions"] != versions():
         raise Denied("versions")

@@ -19,6 +19,7 @@ def serve(folder: Path) -> None:
 
     # What is proven of sums holds for products in float32; accelerators round them to less unless they are told.
     jax.config.update("jax_default_matmul_precision", "highest")
+    os.umask(0o077)
     guard = Guard(folder)
     user = os.getuid() if guard.policy.relay_uid is None else guard.policy.relay_uid
     listener = Listener(folder / SOCKET, user, guard.reply, guard.policy.limits.message_bytes)

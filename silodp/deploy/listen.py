@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from silodp.deploy.wire import put_frame, take_frame
@@ -27,7 +27,8 @@ def user_of(connection: socket.socket) -> int:
 
 def bound(path: Path) -> socket.socket:
     """A listening socket that its folder's group may use."""
-    path.parent.mkdir(mode=0o750, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    os.chmod(path.parent, 0o750)
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind(str(path))
@@ -110,3 +111,9 @@ class GuardSocket:
         if self.connection is not None:
             self.connection.close()
         self.connection = None
+
+
+def sockets(paths: Mapping[str, Path], patience: float) -> Callable[[str, bytes], bytes]:
+    """rpc(site, bytes) over guards' sockets on this machine."""
+    links = {site: GuardSocket(path, patience) for site, path in paths.items()}
+    return lambda site, data: links[site].ask(data)

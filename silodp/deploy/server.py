@@ -49,18 +49,20 @@ Say = Callable[[str], None]
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """One server at a time works in a run's folder."""
-    os.umask(0o077)
+    before = os.umask(0o077)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
+        os.umask(before)
         raise ConfigError(f"{folder}: another server works in it") from None
     try:
         yield
     finally:
         os.close(handle)
+        os.umask(before)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -1,0 +1,325 @@
+"""The command line of a real federation: plans, sites, approvals, ledgers. What needs JAX is imported in a command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from silodp.errors import ConfigError, Refused
+
+Site = Annotated[Path, typer.Option("--site", help="the folder of this site's guard", metavar="DIR")]
+SiteFolder = Annotated[Path, typer.Argument(help="the folder of this site's guard", metavar="DIR")]
+PlanFile = Annotated[Path, typer.Argument(help="a plan that `silodp plan propose` wrote", metavar="PLAN.json")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="write to this file (default: print)")]
+
+silo = typer.Typer(no_args_is_help=True, help="For a hospital: set up this site, tell its facts, run its guard.")
+ledger = typer.Typer(no_args_is_help=True, help="For a hospital: what has been spent on its records, and what is left.")
+server = typer.Typer(no_args_is_help=True, help="For the operator of the server, which never sees a record.")
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """A mistake is one line and exit code 2; what is refused is one line and exit code 1."""
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except Refused as error:
+        code = getattr(error, "code", None)
+        print(f"refused: {error}{f' ({code})' if code else ''}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def written(tree: Any, out: Path | None) -> None:
+    text = json.dumps(tree, indent=2, allow_nan=False) + "\n"
+    if out is None:
+        print(text, end="")
+        return
+    if out.exists():
+        raise ConfigError(f"--out {out}: exists; give another path")
+    out.write_text(text, encoding="utf-8")
+    print(f"written to {out}")
+
+
+def loaded(files: list[Path]) -> list[Any]:
+    """Signed statements of other parties."""
+    from silodp.deploy.signing import LARGEST
+
+    found: list[Any] = []
+    for file in files:
+        if not file.is_file() or file.stat().st_size > LARGEST:
+            raise ConfigError(f"{file}: no such file, or too large")
+        try:
+            tree = json.loads(file.read_bytes())
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{file}: not valid JSON") from None
+        found += tree if isinstance(tree, list) else [tree]
+    return found
+
+
+class PlanGroup(TyperGroup):
+    """`silodp plan CONFIG.toml` tells what would be run; `propose` and `show` are about plans that sites sign."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["tell", *args]
+        return super().parse_args(ctx, args)
+
+
+plan = typer.Typer(cls=PlanGroup, no_args_is_help=True, help="What would be run; and plans that all sites sign.")
+
+
+@plan.command()
+def propose(
+    config: Annotated[Path, typer.Argument(help="TOML file that describes the run", metavar="CONFIG.toml")],
+    facts: Annotated[list[Path], typer.Argument(help="signed facts, one file for each site", metavar="FACTS.json...")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="the plan")] = Path("plan.json"),
+    on_missing: Annotated[
+        str, typer.Option(help="a site that does not answer: wait for it, or skip it in this round")
+    ] = "wait",
+) -> None:
+    """Make the plan that all sites are asked to approve: choices made, noise calculated, nothing known of a record."""
+    with told():
+        from silodp.parse import load_config
+
+        parsed = load_config(config)
+        from silodp.deploy.approval import show as shown
+        from silodp.deploy.document import Document, proposed
+
+        document = Document(proposed(parsed, loaded(facts), on_missing))
+        text = shown(document)
+        written(document.tree, out)
+        print(text)
+
+
+@plan.command()
+def show(file: PlanFile) -> None:
+    """Print what a plan says, after recalculating it, and its fingerprint in words."""
+    with told():
+        from silodp.deploy import approval
+
+        print(approval.show(approval.load(file)))
+
+
+def approve(
+    file: PlanFile,
+    site: Site,
+    out: Out = None,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask; for scripts that have shown the screen")] = False,
+) -> None:
+    """Show on one screen what a plan would do with this site's records, ask, and sign."""
+    with told():
+        from silodp.deploy import approval
+
+        document = approval.load(file)
+        print(approval.screen(site, document))
+        if not yes and not typer.confirm("\nApprove this plan for this site?"):
+            print("not approved; nothing was written")
+            raise typer.Exit(1)
+        written(approval.approve(site, document), out)
+
+
+def revoke(
+    run: Annotated[str, typer.Argument(help="the run's number, or the plan's fingerprint", metavar="RUN")], site: Site
+) -> None:
+    """Take an approval back: no further question of this plan is answered. What was answered stays charged."""
+    with told():
+        from silodp.deploy import approval
+
+        print(f"revoked: run {approval.revoke(site, run)}")
+
+
+def verify(
+    certificates: Annotated[list[Path], typer.Argument(help="certificates of guards", metavar="CERTIFICATE.json...")],
+    plan_file: Annotated[Path | None, typer.Option("--plan", help="the plan that they belong to")] = None,
+) -> None:
+    """Check certificates: signatures, and that what was counted gives the stated epsilon. No secret is needed."""
+    with told():
+        from silodp.deploy.certify import verified
+
+        document = None
+        if plan_file is not None:
+            from silodp.deploy.approval import load
+
+            document = load(plan_file)
+        for line in verified(loaded(certificates), document):
+            print(line)
+        print("good" if document is not None else "good, for what they say; with --plan the keys are checked too")
+
+
+# --- a site ------------------------------------------------------------------------------------------------------
+
+
+@silo.command()
+def init(
+    folder: SiteFolder,
+    name: Annotated[str, typer.Option(help="this site's name in the federation")],
+    schema: Annotated[Path, typer.Option(help="the federation's schema", metavar="SCHEMA.toml")],
+    data: Annotated[list[Path], typer.Option(help="this site's records; may be repeated", metavar="FILE")],
+    epsilon: Annotated[float, typer.Option(help="largest epsilon of one run")] = 1.0,
+    total_epsilon: Annotated[float, typer.Option(help="largest epsilon of all runs together")] = 4.0,
+    delta: Annotated[float, typer.Option(help="largest delta of one run, and that of all runs")] = 1e-5,
+) -> None:
+    """Make this site's folder: its key, guard.toml with its limits, systemd units and a compose file."""
+    with told():
+        from silodp.deploy.setup import init_site
+
+        for line in init_site(folder, name, schema, data, epsilon, total_epsilon, delta):
+            print(line)
+
+
+@silo.command()
+def facts(folder: SiteFolder, out: Out = None) -> None:
+    """Sign what the others have to know: how many records there are, and what a record is. Nothing else is computed."""
+    with told():
+        from silodp.deploy.guard import signed_site_facts
+
+        written(signed_site_facts(folder), out)
+
+
+@silo.command()
+def trust(
+    folder: SiteFolder,
+    facts: Annotated[list[Path], typer.Argument(help="signed facts of the other sites", metavar="FACTS.json...")],
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Note the other sites' keys, after comparing them with these sites by telephone."""
+    with told():
+        from silodp.deploy.setup import trust_sites
+
+        for line in trust_sites(folder, loaded(facts), ask=None if yes else typer.confirm):
+            print(line)
+
+
+@silo.command()
+def doctor(folder: SiteFolder) -> None:
+    """Check this site: files and their rights, key, limits, records, ledger, and whether its guard answers."""
+    with told():
+        from silodp.deploy.setup import checkup
+
+        findings = checkup(folder)
+        for good, text in findings:
+            print(f"{'ok     ' if good else 'PROBLEM'} {text}")
+        if not all(good for good, _ in findings):
+            raise typer.Exit(1)
+
+
+@silo.command()
+def guard(folder: SiteFolder) -> None:
+    """Run this site's guard: the process that reads records. It opens no network connection."""
+    with told():
+        from silodp.deploy.guarding import serve
+
+        serve(folder)
+
+
+# --- a ledger ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Any]:
+    from silodp.deploy.guard import open_ledger
+
+    found = open_ledger(folder)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@ledger.command("show")
+def ledger_show(folder: SiteFolder) -> None:
+    """What has been spent on this site's records over all runs, what is left, and what was refused lately."""
+    with told(), opened(folder) as book:
+        from silodp.deploy.setup import spent_lines
+
+        for line in spent_lines(folder, book):
+            print(line)
+
+
+@ledger.command()
+def close(run: Annotated[str, typer.Argument(help="the run's number", metavar="RUN")], folder: SiteFolder) -> None:
+    """End a run here: no further answers, and what was reserved for it and not used is free again."""
+    with told(), opened(folder) as book:
+        book.finish(run)
+        print(f"closed: run {run}; what it released stays charged")
+
+
+@ledger.command("export")
+def ledger_export(folder: SiteFolder, out: Out = None) -> None:
+    """All entries as JSON, for an auditor; no record, answer or secret is in them."""
+    with told(), opened(folder) as book:
+        rows = book.db.execute("select seq, at, event, head from chain order by seq")
+        written([{"seq": s, "at": at, "event": json.loads(e), "head": h} for s, at, e, h in rows], out)
+
+
+@ledger.command("verify")
+def ledger_verify(folder: SiteFolder) -> None:
+    """Check that every entry is the one that was written, and that entries and answers belong together."""
+    with told(), opened(folder) as book:
+        problems, head = book.verify(), book.head
+        for line in problems:
+            print(line)
+        print(f"{len(problems)} problems; entry {head.seq}, {head.hash[:16]}")
+        if problems:
+            raise typer.Exit(1)
+
+
+# --- the server --------------------------------------------------------------------------------------------------
+
+
+@server.command()
+def run(
+    file: PlanFile,
+    approvals: Annotated[list[Path], typer.Argument(help="the sites' approvals", metavar="APPROVAL.json...")],
+    out: Annotated[Path, typer.Option(help="the run's folder; the same again goes on where it stopped")],
+    guards: Annotated[
+        Path, typer.Option(help="a folder with SITE.sock for every site: guards' sockets on this machine")
+    ],
+    patience: Annotated[float, typer.Option(help="seconds that a site may take for an answer")] = 600.0,
+) -> None:
+    """Run a plan with guards whose sockets are reachable here. The same command resumes a run that was stopped."""
+    with told():
+        from silodp.deploy.approval import load
+        from silodp.deploy.listen import sockets
+        from silodp.deploy.server import drive
+
+        document = load(file)
+        rpc = sockets({site: guards / f"{site}.sock" for site in document.sites}, patience)
+        drive(document, loaded(approvals), rpc, out, lambda text: print(text, flush=True))
+        print(f"model and certificates in {out}")
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(help="the folder of a server's run", metavar="RUN")],
+    web: Annotated[str | None, typer.Option(help="show a page there instead", metavar="127.0.0.1:PORT")] = None,
+) -> None:
+    """How far a run is, what each site spends, and when it was last heard of. Read only."""
+    with told():
+        from silodp.deploy.status import lines, serve_page
+
+        if web is None:
+            print("\n".join(lines(folder)))
+            return
+        serve_page(folder, web, lambda address: print(f"{address} (Ctrl-C ends it)", flush=True))
+
+
+def attach(app: typer.Typer) -> None:
+    """These commands beside the others."""
+    app.add_typer(plan, name="plan")
+    app.add_typer(silo, name="silo")
+    app.add_typer(ledger, name="ledger")
+    app.add_typer(server, name="server")
+    for command in (approve, revoke, verify, status):
+        app.command()(command)
