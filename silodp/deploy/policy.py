@@ -142,11 +142,12 @@ def told_config(tree: Any) -> Config:
 def check_config(limits: Limits, config: Config) -> None:
     options, privacy = config.algorithm, config.privacy
     clips = [getattr(options, name) for name in CLIPS] + ([] if config.whiten is None else [config.whiten.clip])
-    foreign = [name for kind, name in named_parts(config).items() if not registry.is_own(kind, name)]
+    named = named_parts(config)
+    foreign = [name for kind, name in named.items() if not registry.is_own(kind, name)]
     rules = {
         "outside": not set(foreign) <= set(limits.outside),
-        "trust": privacy.trust not in limits.trusts,
-        "algorithm": bool(limits.algorithms) and options.name not in limits.algorithms,
+        "trust": named["channel"] not in limits.trusts,
+        "algorithm": bool(limits.algorithms) and named["algorithm"] not in limits.algorithms,
         "seeded": config.run.test_seed,
         "not-private": not privacy.private or privacy.calibration != "exact",
         "preprocess": bool(config.data.preprocess),
