@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,9 +17,11 @@ from silodp.deploy.desk import question_of
 from silodp.deploy.document import Document
 from silodp.deploy.guard import Guard, open_ledger, total_with
 from silodp.deploy.policy import Denied, read_policy
+from silodp.deploy.recorded import Recorded
 from silodp.deploy.server import CERTIFICATES, CHECKPOINT, MODEL, drive
 from silodp.deploy.spending import over_runs, read, written
-from silodp.deploy.wire import decode
+from silodp.deploy.wire import Late, decode
+from silodp.doubles import Double
 from silodp.errors import ConfigError, Refused
 from silodp.privacy import accountant
 from silodp.privacy.clones import Messages, Shuffled
@@ -292,3 +295,51 @@ def test_a_revoked_plan_gets_no_further_answer(sites):
     assert sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)[0]["code"] == "run"
     assert sites.open("north", document, approvals)["code"] == "not-approved"
     assert (sites.folders["north"] / CERTIFICATES).exists() is False
+
+
+def test_a_resumed_round_tosses_the_same_coins(tmp_path):
+    """In every stage: going through the first again must not lose the coins of the second."""
+    first = Recorded(tmp_path)
+    first.begin("whiten", 0)
+    moment = first.noised("noise/moment", Double.of(jnp.zeros(3)), jnp.float32(1))
+    first.begin("train", 5)
+    coin = first.uniform("coin/snapshot", ())
+    again = Recorded(tmp_path)
+    again.begin("whiten", 0)
+    np.testing.assert_array_equal(again.noised("noise/moment", Double.of(jnp.zeros(3)), jnp.float32(1)), moment)
+    again.begin("train", 5)
+    assert float(again.uniform("coin/snapshot", ())) == float(coin)
+    assert again.uniform("coin/snapshot", (4,)).shape == (4,)  # from here on they are new
+    cut = tmp_path / "coins.train"
+    cut.write_bytes(cut.read_bytes()[:-3])  # a write that was not finished: nobody has used it
+    last = Recorded(tmp_path)
+    last.begin("train", 5)
+    assert float(last.uniform("coin/snapshot", ())) == float(coin)
+    with pytest.raises(Refused, match="not this run's"):
+        other = Recorded(tmp_path)
+        other.begin("train", 5)
+        other.normal("coin/snapshot", ())
+    other.begin("train", 6)
+    assert other.left == []
+
+
+def test_a_missing_site_is_skipped_where_answers_are_private_alone(sites, tmp_path):
+    """The run goes on with the others; who was there is kept, so that a resumed round does not find it back."""
+    document = sites.document(config_of(algorithm={"rounds": 2}), on_missing="skip")
+    approvals = sites.approve(document)
+
+    def rpc(site: str, data: bytes) -> bytes:
+        if site == "south" and b'"kind": "ask"' in data[:200] and b'"round": 0' in data[:200]:
+            raise Late("gone")
+        return sites.rpc(site, data)
+
+    told = {each["body"]["site"]: each["body"] for each in drive(document, approvals, rpc, tmp_path / "run")}
+    counts = {site: sum(line["count"] for line in body["releases"]) for site, body in told.items()}
+    assert counts == {"north": 2, "south": 1} and told["south"]["epsilon"] < told["north"]["epsilon"]
+    waiting = sites.document(config_of(algorithm={"rounds": 2}))
+    with pytest.raises(Late, match="silo 'south' in round 0"):
+        drive(waiting, sites.approve(waiting), rpc, tmp_path / "waits")
+    assert drive(waiting, sites.approve(waiting), sites.rpc, tmp_path / "waits")
+    with pytest.raises(ConfigError, match="use 'wait'"):
+        options = {"name": "sdp-spider", "weights": "size"}
+        sites.document(config_of(privacy={"trust": "shuffled"}, algorithm=options), on_missing="skip")

@@ -150,7 +150,7 @@ class MessageFederation:
         if self.seed is not None:
             self.randomness = SeededRandomness(party_key(jax.random.key(self.seed), round, SERVER))
         elif self.coins is not None:
-            self.coins.begin(round)
+            self.coins.begin(self.plan.stages[0].name, round)
             self.randomness = self.coins
         self.present = np.asarray(self.plan.facts.present(round))
 

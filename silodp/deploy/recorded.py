@@ -20,13 +20,14 @@ from silodp.randomness import Shape, Step, SystemRandomness
 
 
 class Recorded:
-    """The operating system's numbers, kept for the round that is under way."""
+    """The operating system's numbers, kept for the round that is under way. A stage has a file of its own."""
 
-    def __init__(self, path: Path):
-        self.path, self.system = path, SystemRandomness()
+    def __init__(self, folder: Path):
+        self.folder, self.path, self.system = folder, folder, SystemRandomness()
         self.left: list[tuple[str, np.ndarray]] = []  # drawn before this program was stopped, not used again yet
 
-    def begin(self, round: int) -> None:
+    def begin(self, stage: str, round: int) -> None:
+        self.path = self.folder / f"coins.{stage}"
         entries = self._read()
         if entries and entries[0][0] == f"round {round}":
             self.left = entries[1:]

@@ -1,7 +1,7 @@
 """The server's half of a deployed run. It knows nothing of the transport, only `rpc(site, bytes) -> bytes`.
 
     DIR/plan.json, approvals/    the plan and the sites' approvals
-    DIR/checkpoint.safetensors   the run between two rounds, with a checksum; DIR/coins: this round's own coins
+    DIR/checkpoint.safetensors   the run between two rounds, with a checksum; DIR/coins.*: a round's own coins
     DIR/status.json              for the status page; DIR/model.safetensors, certificates.json: the results
 
 It has no records. Nothing that was computed on records is in its files unless a plan has it as a charged stream.
@@ -103,7 +103,7 @@ class Driver:
             return json.loads(done.read_text())
         self._open()
         fed = MessageFederation(self.plan, self.links, None)
-        fed.coins, fed.skips = Recorded(self.folder / "coins"), not self.document.waits
+        fed.coins, fed.skips = Recorded(self.folder), not self.document.waits
         moment = fed.whiten()
         algorithm = self.plan.training.algorithm
         if moment is not None:
