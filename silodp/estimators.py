@@ -142,9 +142,12 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         coef, _ = self._linear()
         return list(self.classes_) if len(coef) > 1 else [self.classes_[1]]
 
-    def to_sklearn(self) -> Any:
-        """A `LogisticRegression` on encoded columns (`encoded_feature_names_`) that predicts the same."""
-        return export.logistic(*self._linear(), self.classes_)
+    def to_sklearn(self, *, raw: bool = False) -> Any:
+        """A `LogisticRegression` on encoded columns (`encoded_feature_names_`) that predicts the same.
+
+        raw: on the table's own columns instead, where all are plain numbers; the same within their public ranges.
+        """
+        return export.logistic(*(self._raw_linear() if raw else self._linear()), self.classes_)
 
 
 class SiloRegressor(RegressorMixin, SiloEstimator):
@@ -231,9 +234,12 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
     def _columns(self) -> list[Any]:
         return ["coefficient"]
 
-    def to_sklearn(self) -> Any:
-        """A `LinearRegression` on encoded columns (`encoded_feature_names_`) that predicts the same."""
-        return export.linear(*self._linear())
+    def to_sklearn(self, *, raw: bool = False) -> Any:
+        """A `LinearRegression` on encoded columns (`encoded_feature_names_`) that predicts the same.
+
+        raw: on the table's own columns instead, where all are plain numbers; the same within their public ranges.
+        """
+        return export.linear(*(self._raw_linear() if raw else self._linear()))
 
 
 def sorted_classes(schema: Schema) -> tuple[np.ndarray, Shaped[np.ndarray, " k"]]:

@@ -18,7 +18,7 @@ from silodp.config import AlgorithmConfig, Config, ModelConfig
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData
 from silodp.errors import ConfigError
-from silodp.front import advice, bundle, export, records
+from silodp.front import advice, bundle, export, onnx_out, records
 from silodp.front.fitting import fitted
 from silodp.front.predictor import predictor_of
 from silodp.front.records import Rows, SchemaLike
@@ -155,6 +155,23 @@ class SiloEstimator(BaseEstimator):
         coef, intercept = self._linear()
         constants = {} if self.schema_ is None else records.raw_constants(self.schema_)
         return export.raw_table(coef, intercept, self.encoded_feature_names_, constants, self._columns())
+
+    def to_onnx(self, path: Path | str) -> Path:
+        """Write the model as an ONNX graph on encoded columns (`encoded_feature_names_`); extra `onnx`."""
+        check_is_fitted(self)
+        return onnx_out.write(self, Path(path))
+
+    def _raw_linear(self) -> tuple[Float64[np.ndarray, "k d"], Float64[np.ndarray, " k"]]:
+        """Coefficients for raw rows, where every column is a plain number."""
+        constants = {} if self.schema_ is None else records.raw_constants(self.schema_)
+        other = [name for name in self.encoded_feature_names_ if self.schema_ is not None and name not in constants]
+        if other:
+            raise ConfigError(
+                f"to_sklearn: raw = True: {other[0]!r} is no plain number of the table; leave raw out, and encode rows "
+                "with schema_.features"
+            )
+        table = self.raw_coefficients().to_numpy()
+        return table[:-1].T, table[-1]
 
     def _linear(self) -> tuple[Float64[np.ndarray, "k d"], Float64[np.ndarray, " k"]]:
         raise NotImplementedError
