@@ -90,7 +90,7 @@ def soteria() -> Case:
         "Soteria-SGD, a9a, 10 silos x 3,256, rand-k",
         {
             "data": {"source": "a9a", "silos": 10, "preprocess": ["bias"], "records": 3256},
-            "model": {"kind": "logistic", "bias": False, "regulariser": 0.2},
+            "model": {"kind": "logistic", "bias": False, "regulariser": 0.2, "regulariser_clip": "inside"},
             "privacy": {"trust": "untrusted", "epsilon": 10.0},
             "algorithm": {
                 "name": "soteria-sgd", "step_size": 0.6, "clip": 0.5, "batch": 103, "compressor": "rand-k", "keep": 6,

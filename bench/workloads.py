@@ -56,7 +56,7 @@ class Workload:
 def workloads() -> list[Workload]:
     mlp = build_model("mlp", inputs=784, outputs=10, hidden=(64,), activation="sigmoid")
     small = build_model("mlp", inputs=8, hidden=(10,), activation="softplus")
-    logistic = build_model("logistic", inputs=123, outputs=2, regulariser=0.2)
+    logistic = build_model("logistic", inputs=123, outputs=2, regulariser=0.2, regulariser_clip="inside")
     lenet = build_model("cnn", inputs=(3, 32, 32), outputs=10)
     return [
         Workload("MLP 784-64-10 x 6,000", mlp, (784,), 10, 6000, "cross-entropy", "sigmoid"),

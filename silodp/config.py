@@ -58,6 +58,9 @@ class ModelConfig(Section):
     activation: str | None = Field(default=None, description="softplus, sigmoid, relu, tanh")
     loss: str | None = Field(default=None, description="squared or cross-entropy (mlp)")
     regulariser: float = Field(default=0.0, ge=0, description="strength of ridge's |x|^2/2 or logistic's x^2/(1+x^2)")
+    regulariser_clip: Literal["outside", "inside"] = Field(
+        default="outside", description="inside: part of every record's loss, hence clipped and noised, as in the papers"
+    )
     bias: bool = Field(default=True, description="whether layers have a constant term")
     initial: Literal["default", "zeros", "normal"] = Field(default="default", description="first parameters")
     initial_scale: float | None = Field(default=None, gt=0, description="standard deviation for initial = normal")
@@ -165,6 +168,9 @@ class AlgorithmConfig(OpenSection):
     sampling: Literal["full", "poisson", "fixed", "one-pass"] | None = Field(
         default=None, description="how a batch is drawn; the algorithm's own way when left out"
     )
+    batch_difference: int | None = Field(
+        default=None, ge=1, description="K2 of spider: records that answer with a difference; as `batch` when left out"
+    )
     batch_first: int | None = Field(default=None, ge=1, description="B0: batch of the first round")
     batch_local: int | None = Field(default=None, ge=1, description="B2: batch of local steps")
     local_steps: int | None = Field(default=None, ge=1, description="K: local steps")
@@ -172,6 +178,7 @@ class AlgorithmConfig(OpenSection):
     snapshot_probability: float | None = Field(default=None, gt=0, le=1, description="p of SVRG")
     epochs: int | None = Field(default=None, ge=1, description="epochs of prox-svrg between restarts of the whole")
     diameter: float | None = Field(default=None, gt=0, description="D of mu2's ball")
+    weight_power: float | None = Field(default=None, ge=1, description="p of mu2's weights t^p (1)")
     gradient_bound: float | None = Field(default=None, gt=0, description="G")
     smoothness: float | None = Field(default=None, gt=0, description="L")
     heterogeneity: float | None = Field(
@@ -199,13 +206,22 @@ class AlgorithmConfig(OpenSection):
     )
     grid: int | None = Field(default=None, ge=2, description="rounding levels of pvec (200)")
     fused: bool | None = Field(default=None, description="one message a record and round instead of two (psgm)")
-    prox: str | dict[str, str | float] = Field(
-        default="none", description='none, or a table such as {kind = "l1", strength = 0.1}; see the docs for the kinds'
+    prox: str | dict[str, str | float] | list[dict[str, str | float]] = Field(
+        default="none",
+        description='none, a table such as {kind = "l1", strength = 0.1}, or a list of a penalty and a set; kinds: '
+        "docs/algorithms/README.md",
+    )
+    optimiser: str | dict[str, str | float] | None = Field(
+        default=None,
+        description='what the server makes of estimates: heavy-ball, nesterov, adam, or {kind = "adam", ...}',
+    )
+    step_decay: str | dict[str, str | float] | None = Field(
+        default=None, description='shorter steps later: linear, or {kind = "polynomial", power = 0.5}, exponential'
     )
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> AlgorithmConfig:
-        if self.sampling in ("poisson", "fixed") and self.batch is None:
+        if self.sampling in ("poisson", "fixed") and self.batch is None and self.batch_difference is None:
             raise ValueError(f"sampling = {self.sampling!r} has no effect without a batch; give batch, or leave it out")
         if self.sampling == "full" and self.batch is not None:
             raise ValueError(f"batch = {self.batch} has no effect with sampling = 'full'; leave one of them out")
@@ -232,7 +248,8 @@ THEORY_CONSTANTS = ("gradient_bound", "smoothness", "heterogeneity", "pl_constan
 # Keys that the run, the channel or the theorem takes care of, whatever the algorithm.
 SHARED_KEYS = {
     "name", "rounds", "stop_after", "step_size", "prox", "batch", "sampling", "participation", "schedule", "weights",
-    "average", "compressor", "keep", "levels", "shifted", "randomizer", "grid", "theory", *THEORY_CONSTANTS,
+    "average", "compressor", "keep", "levels", "shifted", "randomizer", "grid", "theory", "optimiser", "step_decay",
+    *THEORY_CONSTANTS,
 }  # fmt: skip
 
 

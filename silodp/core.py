@@ -22,6 +22,7 @@ from silodp.prox import Prox
 from silodp.randomness import Randomness
 from silodp.releases import Account, Answer, Gradients, Public, RecordMean, Release, Scalar, Squares, Statistic, Vector
 from silodp.sampling import Batch, BatchRule, Full
+from silodp.server import Decay, Optimiser
 
 if TYPE_CHECKING:
     from silodp.channels.channel import Channel
@@ -293,11 +294,59 @@ class Algorithm(eqx.Module):
     # Of an algorithm from outside: fields of its registry entry (silodp.algorithms.Entry).
     entry: ClassVar[Mapping[str, Any]] = {}
 
+    # Whether steps are taken by `stepped`: only then has a server optimiser, a decay or a public penalty an effect.
+    steps: ClassVar[bool] = False
+
     step_size: Scalar
     prox: Prox
+    # What the theorem's output is drawn from: "before" (x_0 .. x_{R-1}), "after" (x_1 .. x_R), "local" (iterates of
+    # local steps), or "last": not drawn.
+    output: str = eqx.field(static=True, kw_only=True, default="after")
+    optimiser: Optimiser | None = eqx.field(kw_only=True, default=None)
+    step_decay: Decay | None = eqx.field(static=True, kw_only=True, default=None)
+    # The part of the loss that no record has a say in: its gradient is added after clipping and noise.
+    penalty: Callable[[Vector], Scalar] | None = eqx.field(static=True, kw_only=True, default=None)
 
     def init(self, x0: Vector) -> Any:
         raise NotImplementedError
+
+    @property
+    def psi(self) -> Prox:
+        """The convex part of the objective: stationarity is measured by its gradient mapping."""
+        return self.prox
+
+    def result(self, state: Any) -> Vector:
+        """What the run would return after this round."""
+        return state.x
+
+    def candidate(self, before: Any, after: Any) -> Vector:
+        """The iterate of a round that a theorem's random output may be."""
+        return before.x if self.output == "before" else after.x
+
+    def check(self, rounds: int) -> None:
+        """Refuse (ValueError) options that do not go together, or so many rounds."""
+
+    def rate(self, round: Any) -> Any:
+        """The step size of a round."""
+        return self.step_size if self.step_decay is None else self.step_size * self.step_decay(round)
+
+    def opened(self, x0: Vector) -> PyTree:
+        """What the server's optimiser keeps, before the first step."""
+        return () if self.optimiser is None else self.optimiser.open(x0)
+
+    def slope(self, x: Vector, v: Vector, weight: Any = 1.0) -> Vector:
+        """v with the penalty's gradient at x: public, so it needs neither clip nor noise."""
+        return v if self.penalty is None else v + weight * jax.grad(self.penalty)(x)
+
+    def stepped(self, x: Vector, v: Vector, round: Any, kept: PyTree = ()) -> tuple[Vector, PyTree]:
+        """The server's step from x along the private estimate v, and what its optimiser keeps.
+
+        All of it is computed from what is public already: it costs no privacy.
+        """
+        rate, direction = self.rate(round), self.slope(x, v)
+        if self.optimiser is not None:
+            direction, kept = self.optimiser(direction, kept)
+        return self.prox(x - rate * direction, rate), kept
 
     def round(self, state: Any, fed: Federation) -> Any:
         raise NotImplementedError

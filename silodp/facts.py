@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 
 from silodp import records
-from silodp.randomness import SERVER, Randomness, SeededRandomness, party_key
+from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.records import Description, Kind
 from silodp.sampling import MOVES, SQUARES_MOVE, BatchRule
 
@@ -26,7 +26,7 @@ class Facts:
 
     Args:
         sizes, names: of the silos. record, outputs, task: what a record holds. parameters: of the model.
-        weights, rounds, participation, seed, scheduled: a plan fills them in from its config.
+        weights, rounds, participation, seed, scheduled, same_silos: a plan fills them in from its config.
 
     Example:
         >>> import silodp
@@ -46,6 +46,7 @@ class Facts:
     participation: int | None = None  # silos in a round; None: all
     seed: int = 0  # public: who takes part in which round
     scheduled: bool = False  # who takes part is fixed beforehand, and only that is charged
+    same_silos: int = 1  # rounds through which the same silos take part
 
     def __post_init__(self) -> None:
         for field in ("sizes", "names", "weights"):  # JSON brings lists
@@ -95,7 +96,10 @@ class Facts:
 
     def present(self, round: int) -> list[int]:
         """The silos of a round, by the public seed."""
-        return np.asarray(silos_of_round(jax.random.key(self.seed), round, self.silos, self.participation)).tolist()
+        return np.asarray(self._present(jax.random.key(self.seed), round)).tolist()
+
+    def _present(self, key: Key[Array, ""], round: Any) -> Int[Array, " m"]:
+        return silos_of_round(key, round, self.silos, self.participation, self.same_silos)
 
     def rounds_of(self, silo: int) -> Sequence[int]:
         """The rounds in which a silo may be asked."""
@@ -104,8 +108,7 @@ class Facts:
     @cached_property
     def _attendance(self) -> tuple[tuple[int, ...], ...]:
         key = jax.random.key(self.seed)
-        draw = lambda r: silos_of_round(key, r, self.silos, self.participation)
-        present = np.asarray(jax.vmap(draw)(jnp.arange(self.rounds)))
+        present = np.asarray(jax.vmap(lambda r: self._present(key, r))(jnp.arange(self.rounds)))
         return tuple(tuple(np.flatnonzero(np.any(present == i, axis=1)).tolist()) for i in range(self.silos))
 
     @property
@@ -122,14 +125,14 @@ class Facts:
         return sum(sorted(n for i, n in enumerate(each) if i != silo)[: self.answering - 1])
 
 
-def silos_of_round(key: Key[Array, ""], round: Any, silos: int, count: int | None) -> Int[Array, " m"]:
-    """The silos of a round: a uniform subset drawn by the server's public coins, in increasing order."""
-    return participants(SeededRandomness(party_key(key, round, SERVER)), silos, count)
+def silos_of_round(key: Key[Array, ""], round: Any, silos: int, count: int | None, same: int = 1) -> Int[Array, " m"]:
+    """The silos of a round: a uniform subset drawn by the server's public coins, in increasing order.
 
-
-def participants(server: Randomness, silos: int, count: int | None) -> Int[Array, " m"]:
+    same: rounds through which they stay.
+    """
     if count is None or count == silos:
         return jnp.arange(silos)
+    server = SeededRandomness(party_key(key, round - round % same, SERVER))
     tickets = server.uniform("participation", (silos,))
     return jnp.sort(jax.lax.top_k(tickets, count)[1])
 

@@ -13,13 +13,15 @@ layers, each {"weight": ..., "bias": ...}.
 | mlp | hidden layers of `activation` | squared or cross-entropy | mse or accuracy |
 | cnn | LeNet as in PyTorch's CIFAR-10 tutorial, relu, images, channels first or last | cross-entropy | accuracy |
 
-Regularisers run over all parameters, biases included, and are part of every record's loss, hence of what is clipped.
+Regularisers run over all parameters, biases included. A regulariser depends on no record: its gradient is added after
+clipping and noise (`Model.penalty`), so the clip norm bounds what records say and nothing else. The papers have it
+inside every record's loss; `regulariser_clip = "inside"` does as they do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
 
@@ -46,6 +48,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
 }
 KINDS = tuple(registry.OWN["model"])
+BUILT_FROM = {"activation", "loss", "regulariser", "regulariser_clip", "bias", "initial", "initial_scale"}
 INITIALS = ("default", "zeros", "normal")
 
 
@@ -56,6 +59,7 @@ class Model:
     Args:
         name: for reports. init: gives parameters for a random key. loss: of one record (features, target).
         scores: of one record's features. metric: "accuracy" or "mse", of the scores.
+        penalty: a function of the parameters that is added to the mean loss; outside of what is clipped.
 
     Example:
         >>> import jax, silodp
@@ -69,6 +73,12 @@ class Model:
     loss: Callable[[PyTree, PyTree], Float[Array, ""]]
     scores: Callable[[PyTree, PyTree], PyTree[Array]] | None = None
     metric: str | None = None  # "accuracy" or "mse"
+    penalty: Callable[[PyTree], Float[Array, ""]] | None = None
+
+    @property
+    def inside(self) -> Model:
+        """The same model with its penalty in every record's loss."""
+        return self if self.penalty is None else replace(self, loss=Regularised(self.loss, self.penalty), penalty=None)
 
     def predict(self, params: PyTree, features: PyTree[Array]) -> PyTree[Array]:
         """Class numbers (0/1 for one score) if the metric is accuracy, else the scores themselves."""
@@ -116,6 +126,7 @@ def from_loss(
     *,
     scores: Callable[[PyTree, PyTree], PyTree[Array]] | None = None,
     metric: str | None = None,
+    penalty: Callable[[PyTree], Float[Array, ""]] | None = None,
     name: str = "user",
 ) -> Model:
     """A model from any differentiable loss(params, record) on pytrees; a record is (features, targets).
@@ -124,6 +135,7 @@ def from_loss(
         loss: of one record, a number. init: gives the parameters, any pytree, for a random key.
         scores: scores(params, features) gives what `predict` returns: for several targets, in the same dict or tuple as
             these. metric: "accuracy" or "mse" of the scores.
+        penalty: penalty(params) is added to the mean loss. It sees no record, so it is neither clipped nor noised.
         name: for reports.
 
     Returns:
@@ -139,7 +151,7 @@ def from_loss(
         raise ValueError(f"metric: {metric!r} is not accuracy or mse")
     if (scores is None) != (metric is None):
         raise ValueError("metric: it needs scores(params, features), and scores need a metric")
-    return Model(name, init, loss, scores, metric)
+    return Model(name, init, loss, scores, metric, penalty)
 
 
 def build_model(
@@ -152,6 +164,7 @@ def build_model(
     activation: str | None = None,
     loss: str | None = None,
     regulariser: float = 0.0,
+    regulariser_clip: str = "outside",
     bias: bool = True,
     initial: str = "default",
     initial_scale: float | None = None,
@@ -162,6 +175,7 @@ def build_model(
         kind: linear, ridge, logistic, softmax, mlp or cnn.
         inputs: number of features, or their shape. outputs: classes, or 1 for a number.
         task: classification or regression. hidden, activation, loss: of an mlp. regulariser: of ridge and logistic.
+        regulariser_clip: "outside" or "inside" of what is clipped record by record.
         bias: whether layers have one.
         initial: "default" (zeros for linear, ridge, logistic and softmax; uniform in +-1/sqrt(fan-in) for networks),
             "zeros", or "normal" with standard deviation `initial_scale` (1 unless given; SoteriaFL starts at 0.2).
@@ -188,13 +202,17 @@ def build_model(
     scores = partial(_cnn_scores, shape) if kind == "cnn" else partial(_dense_scores, act, len(shapes))
     record_loss = partial(_squared if squared else _logistic if kind == "logistic" else _cross_entropy, scores)
     start = "zeros" if initial == "default" and kind not in ("mlp", "cnn") else initial
-    return Model(
+    model = Model(
         kind,
         partial(_initialise, shapes, bias, start, initial_scale or 1.0),
-        _regularised(kind, record_loss, regulariser),
+        record_loss,
         scores,
         "mse" if squared else "accuracy",
+        partial(_half_square if kind == "ridge" else _bounded, regulariser) if regulariser else None,
     )
+    if regulariser_clip not in ("inside", "outside"):
+        raise ValueError(f"regulariser_clip: {regulariser_clip!r} is not inside or outside")
+    return model if regulariser_clip == "outside" else model.inside
 
 
 def model_of(options: ModelConfig, facts: Facts) -> Model:
@@ -204,7 +222,7 @@ def model_of(options: ModelConfig, facts: Facts) -> Model:
         if not registry.is_own("model", options.kind):
             return _from_outside(options.kind, found, facts)
         _check_record(options.kind, facts)
-        given = options.model_dump(include={"activation", "loss", "regulariser", "bias", "initial", "initial_scale"})
+        given = options.model_dump(include=BUILT_FROM)
         inputs = facts.input_shape[0] if len(facts.input_shape) == 1 else facts.input_shape
         return build_model(
             options.kind, inputs=inputs, outputs=facts.outputs, task=facts.task, hidden=tuple(options.hidden), **given
@@ -314,12 +332,6 @@ def _cross_entropy(scores: Callable[[Params, Array], Array], params: Params, rec
 
 
 LOSSES = {"cross-entropy": _cross_entropy, "logistic": _logistic, "squared": _squared}
-
-
-def _regularised(kind: str, loss: Callable[..., Array], strength: float) -> Callable[..., Array]:
-    if strength == 0:
-        return loss
-    return Regularised(loss, partial(_half_square if kind == "ridge" else _bounded, strength))
 
 
 def _half_square(strength: float, params: Params) -> Array:

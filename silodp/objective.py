@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -18,6 +20,9 @@ from silodp.gradients import clipped_sum, engine_for, per_record, record_factors
 from silodp.gradients.blocks import RUN
 from silodp.models import Model
 from silodp.records import map_parts
+
+if TYPE_CHECKING:
+    from silodp.core import Algorithm
 
 Vector = Float[Array, " d"]
 
@@ -59,7 +64,7 @@ class Objective(Protocol):
         ...
 
     def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
-        """Every record's loss."""
+        """Every record's loss, the penalty included."""
         ...
 
 
@@ -71,6 +76,12 @@ class ModelObjective(eqx.Module):
     parameters: int = eqx.field(static=True)
     engine: str = eqx.field(static=True)
     engine_reason: str = eqx.field(static=True)
+    penalty: Callable[[Vector], Array] | None = eqx.field(static=True, default=None)  # outside of what is clipped
+
+    @property
+    def inside(self) -> ModelObjective:
+        """The same objective with its penalty in every record's loss."""
+        return dataclasses.replace(self, model=self.model.inside, penalty=None)
 
     def clipped_sum(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
@@ -99,11 +110,15 @@ class ModelObjective(eqx.Module):
     def _plain_sum(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array
     ) -> Vector:
-        total = lambda x: jnp.sum(weights * self.losses(x, records))
+        total = lambda x: jnp.sum(weights * self._record_losses(x, records))
         return sum((c * jax.grad(total)(x) for c, x in zip(coefficients, points, strict=True)), jnp.zeros(()))
 
-    def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
+    def _record_losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
         return jax.vmap(self.model.loss, in_axes=(None, 0))(self.unravel(x), records)
+
+    def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
+        own = self._record_losses(x, records)
+        return own if self.penalty is None else own + self.penalty(x)
 
 
 CALLBACKS = ("pure_callback", "io_callback")
@@ -159,4 +174,30 @@ def build_objective(model: Model, record: PyTree, engine: str = "auto") -> Model
     params = model.init(jax.random.key(0))
     flat, unravel = ravel_pytree(params)
     chosen, reason = engine_for(model.loss, params, record) if engine == "auto" else (engine, "forced by the user")
-    return ModelObjective(model, unravel, int(flat.size), chosen, reason)
+    penalty = None if model.penalty is None else Flattened(model.penalty, unravel)
+    return ModelObjective(model, unravel, int(flat.size), chosen, reason, penalty)
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """A model's penalty as a function of the flat parameters."""
+
+    penalty: Callable[[PyTree], Array]
+    unravel: Callable[[Vector], PyTree]
+
+    def __call__(self, x: Vector) -> Array:
+        return self.penalty(self.unravel(x))
+
+
+def penalised(model: Model, unravel: Callable[[Vector], PyTree], algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the penalty that is its to add, where there is one."""
+    if model.penalty is None or not algorithm.steps:
+        return algorithm
+    return dataclasses.replace(algorithm, penalty=Flattened(model.penalty, unravel))
+
+
+def with_penalty(objective: ModelObjective, algorithm: Algorithm) -> tuple[ModelObjective, Algorithm]:
+    """Who takes care of the penalty: an algorithm that steps as the library's own do, or else every record's loss."""
+    if objective.penalty is not None and not algorithm.steps:
+        return objective.inside, algorithm
+    return objective, penalised(objective.model, objective.unravel, algorithm)

@@ -9,7 +9,8 @@ Strengths, radii and bounds are traced scalars, so that a sweep over them compil
 
 import abc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -34,6 +35,16 @@ class Prox(eqx.Module):
     @abc.abstractmethod
     def penalty(self, x: Float[Array, " d"]) -> Float[Array, ""]:
         """psi(x)."""
+
+    bounded: ClassVar[bool] = False  # whether psi is the indicator of a bounded set
+
+    def feasible(self, x: Float[Array, " d"]) -> Float[Array, " d"]:
+        """The nearest point at which psi is finite."""
+        return x
+
+    def diameter(self, parameters: int) -> float:
+        """Of the set on which psi is finite."""
+        return math.inf
 
 
 class NoProx(Prox):
@@ -60,7 +71,16 @@ class ElasticNet(Prox):
         return self.l1 * jnp.sum(jnp.abs(x)) + 0.5 * self.l2 * jnp.sum(x**2)
 
 
-class Ball(Prox):
+class Set(Prox):
+    """psi is the indicator of a bounded set."""
+
+    bounded: ClassVar[bool] = True
+
+    def feasible(self, x: Float[Array, " d"]) -> Float[Array, " d"]:
+        return self(x, 1.0)
+
+
+class Ball(Set):
     """psi = indicator of {|x| <= radius}."""
 
     radius: Float[Array, ""] = eqx.field(converter=_as_float32)
@@ -71,8 +91,11 @@ class Ball(Prox):
     def penalty(self, x: Float[Array, " d"]) -> Float[Array, ""]:
         return _indicator(jnp.linalg.norm(x) <= self.radius * (1.0 + _TOLERANCE))
 
+    def diameter(self, parameters: int) -> float:
+        return 2 * float(self.radius)
 
-class Box(Prox):
+
+class Box(Set):
     """psi = indicator of {low <= x_j <= high for every j}."""
 
     low: Float[Array, ""] = eqx.field(converter=_as_float32)
@@ -86,8 +109,11 @@ class Box(Prox):
         high = self.high + _TOLERANCE * jnp.abs(self.high)
         return _indicator(jnp.all((x >= low) & (x <= high)))
 
+    def diameter(self, parameters: int) -> float:
+        return math.sqrt(parameters) * float(self.high - self.low)
 
-class Simplex(Prox):
+
+class Simplex(Set):
     """psi = indicator of {x >= 0, sum of x = scale}."""
 
     scale: Float[Array, ""] = eqx.field(converter=_as_float32)
@@ -107,6 +133,57 @@ class Simplex(Prox):
         slack = _TOLERANCE * self.scale
         return _indicator(jnp.all(x >= -slack) & (jnp.abs(jnp.sum(x) - self.scale) <= slack))
 
+    def diameter(self, parameters: int) -> float:
+        return math.sqrt(2) * float(self.scale)
+
+
+class GroupLasso(Prox):
+    """psi(x) = strength * sum of the norms of groups, so many parameters in a row each (the last may be shorter)."""
+
+    strength: Float[Array, ""] = eqx.field(converter=_as_float32)
+    size: int = eqx.field(static=True, converter=int)
+
+    def __call__(self, y: Float[Array, " d"], step_size: Scalar) -> Float[Array, " d"]:
+        norms = jnp.linalg.norm(self._groups(y), axis=1, keepdims=True)
+        kept = jnp.maximum(norms - step_size * self.strength, 0.0) / jnp.where(norms > 0, norms, 1.0)
+        return (self._groups(y) * kept).reshape(-1)[: y.size]
+
+    def penalty(self, x: Float[Array, " d"]) -> Float[Array, ""]:
+        return self.strength * jnp.sum(jnp.linalg.norm(self._groups(x), axis=1))
+
+    def _groups(self, x: Float[Array, " d"]) -> Float[Array, "groups size"]:
+        return jnp.pad(x, (0, -x.size % self.size)).reshape(-1, self.size)
+
+
+class Both(Prox):
+    """psi = a penalty plus the indicator of a set, where the operator of the sum is that of one after the other.
+
+    It is for l1 and l2 with a box (coordinate by coordinate), with a ball around 0 (Yu 2013: the penalties are
+    homogeneous, or depend on |x| alone) and with a simplex (where |x|_1 is constant), and for groups with a ball.
+    """
+
+    part: Prox
+    within: Set
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        return self.within.bounded
+
+    def __call__(self, y: Float[Array, " d"], step_size: Scalar) -> Float[Array, " d"]:
+        part = self.part
+        if isinstance(self.within, Simplex) and isinstance(part, ElasticNet):
+            return self.within(y / (1.0 + step_size * part.l2), step_size)
+        return self.within(part(y, step_size), step_size)
+
+    def penalty(self, x: Float[Array, " d"]) -> Float[Array, ""]:
+        return self.part.penalty(x) + self.within.penalty(x)
+
+    def feasible(self, x: Float[Array, " d"]) -> Float[Array, " d"]:
+        return self.within.feasible(x)
+
+    def diameter(self, parameters: int) -> float:
+        return self.within.diameter(parameters)
+
 
 def _indicator(inside: Array) -> Float[Array, ""]:
     return jnp.where(inside, 0.0, jnp.inf)
@@ -120,11 +197,24 @@ _BUILDERS: dict[str, tuple[tuple[str, ...], Callable[..., Prox]]] = {
     "ball": (("radius",), Ball),
     "box": (("low", "high"), Box),
     "simplex": (("scale",), Simplex),
+    "group-lasso": (("strength", "size"), GroupLasso),
 }
+KINDS = {kind: names for kind, (names, _) in _BUILDERS.items()}
 
 
-def build_prox(kind: str, **options: float) -> Prox:
-    """The proximal operator of that name: none, l1, l2, elastic-net, ball, box or simplex."""
+def build_sum(parts: Sequence[Mapping[str, Any]]) -> Prox:
+    """A penalty and a set, in either order: [{kind = "l1", strength = 0.1}, {kind = "box", low = 0, high = 1}]."""
+    each = [build_prox(**part) for part in parts]
+    sets, rest = [p for p in each if isinstance(p, Set)], [p for p in each if not isinstance(p, Set)]
+    if len(sets) != 1 or len(rest) != 1:
+        raise ValueError(f"prox: {[part.get('kind') for part in parts]}: a sum has one penalty and one set")
+    if isinstance(rest[0], GroupLasso) and not isinstance(sets[0], Ball):
+        raise ValueError("prox: the operator of group-lasso on a box or simplex is not known; use a ball")
+    return Both(rest[0], sets[0])
+
+
+def build_prox(kind: str = "", **options: float) -> Prox:
+    """The proximal operator of that name: none, l1, l2, elastic-net, group-lasso, ball, box or simplex."""
     if kind not in _BUILDERS:
         raise ValueError(f"prox: {kind!r} is unknown; possible: {', '.join(_BUILDERS)}")
     names, builder = _BUILDERS[kind]
@@ -143,6 +233,9 @@ def _check_option(kind: str, name: str, value: float) -> None:
     if name in ("low", "high"):
         if math.isnan(value):
             raise ValueError(f"prox {kind!r}: {name} = {value} must be a number (maybe infinite)")
+    elif name == "size":
+        if value < 1 or value != int(value):
+            raise ValueError(f"prox {kind!r}: {name} = {value} must be a whole number of at least 1")
     elif name in ("radius", "scale"):
         if not 0.0 < value < math.inf:
             raise ValueError(f"prox {kind!r}: {name} = {value} must be positive and finite")

@@ -113,6 +113,7 @@ class Poisson(BatchRule):
     """Each record joins by its own coin with probability batch/n; the sum is divided by the expected size `batch`."""
 
     batch: int = eqx.field(static=True)
+    key: str = eqx.field(static=True, default="batch")  # of the config, for errors
 
     def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
         length = capacity(silo.records)
@@ -134,13 +135,14 @@ class Poisson(BatchRule):
         return kinds.Full() if self.batch == records else kinds.Poisson(self.batch / records)
 
     def check(self, name: str, records: int) -> None:
-        _check_size(name, self.batch, records)
+        _check_size(name, self.batch, records, self.key)
 
 
 class FixedSize(BatchRule):
     """Exactly `batch` records, uniformly without replacement."""
 
     batch: int = eqx.field(static=True)
+    key: str = eqx.field(static=True, default="batch")  # of the config, for errors
 
     def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
         length = capacity(silo.records)
@@ -162,7 +164,7 @@ class FixedSize(BatchRule):
         return kinds.FixedSize(self.batch, records)
 
     def check(self, name: str, records: int) -> None:
-        _check_size(name, self.batch, records)
+        _check_size(name, self.batch, records, self.key)
 
 
 class OnePass(BatchRule):
@@ -201,7 +203,26 @@ class OnePass(BatchRule):
 
 
 class Cumulative(OnePass):
-    """One pass whose chunks stay in every later release (mu2's running sums): a record of the first round is in all."""
+    """One pass whose chunks stay in every later release (mu2's running sums): a record of the first round is in all.
+
+    Without a `chunk` a silo's records are shared out over all rounds: the first n_i mod rounds chunks have one more.
+    """
+
+    def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
+        if self.chunk is not None:
+            return super().draw(silo, purpose, step)
+        length = capacity(silo.records)
+        slots = jnp.arange(-(-length // self.rounds))
+        least, longer = silo.size // self.rounds, silo.size % self.rounds
+        own = least + (silo.round < longer)
+        positions = silo.round * least + jnp.minimum(silo.round, longer) + slots
+        real = (slots < own) & (positions >= 0) & (positions < silo.size)
+        rows = jnp.where(real, positions, length)
+        return Batch(take(silo.records, rows), real.astype(jnp.float32), own.astype(jnp.float32), rows)
+
+    def least(self, records: Any) -> Any:
+        """The smallest chunk of a silo with so many records."""
+        return records // self.rounds if self.chunk is None else self.chunk
 
     def sampling(self, records: int) -> kinds.Sampling:
         return kinds.Full()
@@ -243,14 +264,14 @@ class Recomputed(TwoLevel):
         return in_all * (1 + SLACK), (2 * in_batch + in_all) * (1 + SLACK)
 
 
-def build_rule(kind: str | None, batch: int | None, rounds: int) -> BatchRule:
+def build_rule(kind: str | None, batch: int | None, rounds: int, key: str = "batch") -> BatchRule:
     """The rule named in the config; without a `batch` every record answers."""
     if kind in ("one-pass", "cumulative"):
         return (OnePass if kind == "one-pass" else Cumulative)(rounds, batch)
     if batch is None or kind == "full":
         return Full()
     rules = {"poisson": Poisson, "fixed": FixedSize, "two-level": TwoLevel}
-    return rules[kind or "poisson"](batch)
+    return rules[kind or "poisson"](batch, key)
 
 
 def capacity(records: PyTree[Array]) -> int:
@@ -276,9 +297,9 @@ def _check_sum(name: str, records: int) -> None:
         )
 
 
-def _check_size(name: str, batch: int, records: int) -> None:
+def _check_size(name: str, batch: int, records: int, key: str = "batch") -> None:
     _check_sum(name, batch)
     if batch > records:
         raise ValueError(
-            f"algorithm.batch = {batch} exceeds the {records} records of silo {name!r}; give at most {records}"
+            f"algorithm.{key} = {batch} exceeds the {records} records of silo {name!r}; give at most {records}"
         )

@@ -19,10 +19,9 @@ from silodp.models import build_model
 from silodp.objective import build_objective
 from silodp.parse import parse_config
 from silodp.plan.certificate import settle
-from silodp.plan.make import make_plan
 from silodp.run import measure
 from silodp.run.federation import Silos
-from silodp.run.runner import Prepared, facts_of, prepare
+from silodp.run.runner import Prepared, prepare
 from silodp.run.simulate import Carry, Problem, Setting, one_round, start
 from silodp.sampling import Full, Recomputed, TwoLevel
 from tests.cases import ROUNDS, case, with_test_seed
@@ -156,28 +155,6 @@ def test_a_mix_of_two_shifted_streams_is_the_same_message_by_message(silo_proces
             state = plan.algorithm.round(state, fed)
         np.testing.assert_allclose(np.asarray(state.x), np.asarray(carry.state.x), rtol=1e-5, atol=1e-5)
         assert fed.take_costs()["bits_up"] == float(carry.ends.bits[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "trust", "prox", "compressor", "theorem"),
-    [
-        ("spider", "untrusted", "l1", None, "Thm 3.1"),
-        ("spider", "trusted", "none", None, None),
-        ("diff2-gd", "trusted", "none", None, "Thm 4.3"),
-        ("diff2-gd", "trusted", "l1", None, None),
-        ("diff2-gd", "untrusted", "none", "rand-k", None),
-        ("soteria-saga", "untrusted", "none", "natural", "Cor. 3"),
-        ("soteria-saga", "untrusted", "l1", "natural", None),
-        ("mu2", "trusted", "none", None, "Thm 6.2"),
-        ("mu2", "untrusted", "l1", None, None),
-        ("mb-psgm", "untrusted", "none", "rand-k", None),
-    ],
-)
-def test_the_registry_knows_what_is_proved(name, trust, prox, compressor, theorem):
-    own_prox = {"kind": "l1", "strength": 0.1} if prox == "l1" else prox
-    keep = 3 if compressor == "rand-k" else None
-    config = case(name, trust, prox=own_prox, compressor=compressor, keep=keep)
-    assert make_plan(config, facts_of(DATA, parameters=6)).theorem == theorem
 
 
 @pytest.mark.parametrize(

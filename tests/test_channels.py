@@ -438,7 +438,7 @@ def test_feedback_adds_up_in_the_mean_of_the_server(objective):
 
 
 def soteria(**options: Any) -> Plan:
-    config = case("soteria-gd", "untrusted", **options)
+    config = case("soteria-gd", "untrusted", smoothness=0.1, gradient_bound=1.0, **options)
     return make_plan(config, Facts(SIZES, ("a", "b", "c"), parameters=D))
 
 
@@ -447,8 +447,8 @@ TOPK = {"compressor": "tests.outside.topk:TopK", "largest": 2, "keep": None}
 
 def test_theorems_cover_unbiased_compressors_only():
     unbiased, biased = soteria(compressor="rand-k", keep=2), soteria(**TOPK)
-    assert unbiased.theorem == "Cor. 1" and unbiased.channel.shifted  # type: ignore[attr-defined]
-    assert biased.theorem is None and not biased.channel.shifted  # type: ignore[attr-defined]
+    assert unbiased.theorem.name == "Cor. 1" and unbiased.channel.shifted  # type: ignore[attr-defined]
+    assert biased.theorem.fails == "not met: an unbiased compressor" and not biased.channel.shifted  # type: ignore[attr-defined]
     assert biased.epsilon(0) == unbiased.epsilon(0)  # noise comes first: compression costs no privacy
 
 

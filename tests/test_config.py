@@ -57,7 +57,6 @@ def refusal(*changes: str, tree: dict[str, Any] = GOOD, data: FederatedData | No
         ("algorithm.momentum=0.5", "algorithm.momentum = 0.5: spider does not use it; leave it out"),
         ("algorithm.sampling=fixed", "algorithm: sampling = 'fixed' has no effect without a batch"),
         ("algorithm.schedule=fixed", "algorithm: schedule = 'fixed' has no effect when all silos take part"),
-        ("algorithm.gradient_bound=1.0", "algorithm.gradient_bound = 1.0 has no effect without theory = true"),
         ("algorithm.stepsize=1.0", "algorithm.stepsize: unknown key (did you mean step_size?)"),
         ("algorithm.keep=3", "algorithm: keep = 3 has no effect without compressor = 'rand-k'"),
         ("algorithm.shifted=true", "algorithm: shifted has no effect without a compressor"),

@@ -44,8 +44,8 @@ class Finished:
 
 def finish(config: Config, data: FederatedData = DATA) -> Finished:
     prepared = prepare(config, data)
-    carry, _ = begin(prepared.problem, prepared.setting, sweep=False)
-    done = Finished(prepared, compile_run(prepared.problem, prepared.setting, carry, sweep=False))
+    carry, first = begin(prepared.problem, prepared.setting, sweep=False)
+    done = Finished(prepared, compile_run(prepared.problem, prepared.setting, carry, sweep=False), rows=rows_of(first))
 
     def on_chunk(chunk):
         done.carries[chunk.round] = chunk.carry
@@ -162,7 +162,7 @@ def deterministic(name: str) -> dict:
     if name in VARIANCE_REDUCED:
         return changes | {"batch": BALANCED.sizes[0]}
     if "epochs" in OPTIONS[name]:
-        changes |= {"epochs": 100}  # one stage: the next would start from a random iterate
+        changes |= {"epochs": 3}  # one stage: the next would start from a random iterate
     if "batch" in OPTIONS[name] and name != "mu2":
         changes |= {"batch": None, "sampling": "full"}
     if "batch_local" in OPTIONS[name]:

@@ -85,9 +85,9 @@ class Steps(Silo):
 
 def test_local_steps_draw_and_noise_each_step_afresh():
     one = jnp.float32(1.0)
-    algorithm = LocalDifference(one, NoProx(), one, one, 3, clip_local=one, local_steps=4)
+    algorithm = LocalDifference(one, NoProx(), one, 3, one, clip_local=one, local_steps=4)
     silo = Steps(silo_of(Untrusted()), 0, None, (), None)  # type: ignore[arg-type]
-    algorithm.refine(silo, jnp.zeros(D), jnp.ones(D), jnp.ones(D))
+    algorithm.refine(silo, jnp.zeros(D), jnp.ones(D), jnp.ones(D), one)
     assert silo.drawn == silo.noised == [0, 1, 2]
 
 

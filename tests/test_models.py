@@ -56,7 +56,7 @@ def test_losses_are_what_the_table_says():
     score = float((w @ a)[0] + 0.1)
     entries = np.array([0.3, -0.2, 0.1])
     record = lambda t: (jnp.array(a), jnp.asarray(t))
-    value = lambda kind, t, **kw: float(build_model(kind, inputs=2, **kw).loss(params, record(t)))
+    value = lambda kind, t, **kw: float(build_model(kind, inputs=2, **kw).inside.loss(params, record(t)))
     assert value("linear", 0.7) == pytest.approx((score - 0.7) ** 2, rel=1e-5)
     assert value("ridge", 0.7, regulariser=0.4) == pytest.approx(
         (score - 0.7) ** 2 + 0.2 * (entries**2).sum(), rel=1e-5

@@ -15,9 +15,11 @@ from silodp.parse import parse_config
 from silodp.plan.make import make_plan
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.coins import (
+    TAILS,
     centred_probabilities,
     cumulative_words,
     dominating_gaussian,
+    fine_words,
     gaussian_multiplier,
     sensitivity,
 )
@@ -190,6 +192,46 @@ def test_the_gaussian_covers_the_tails_of_the_coins_too(bits, shift, level):
     noise = dominating_gaussian(bits, shift)
     assert 1e-12 < exact <= gaussian.delta_of(level, shift / noise.std) + noise.lost
     assert exact > gaussian.delta_of(level, shift / (math.sqrt(bits) / 2)), "these coins do not test the tail"
+
+
+@pytest.mark.parametrize(("bits", "deviations"), [(24_000, 2.7), (6_000, 3.5), (24_000, 4.0)])
+def test_few_coins_are_covered_at_large_epsilons(bits, deviations):
+    """What epsilon 15 and more leave of the coins: exact, against the Gaussian that stands for them."""
+    shift = round(deviations * math.sqrt(bits) / 2)
+    heads = np.arange(bits + shift + 1)
+    p, q = binom.logpmf(heads, bits, 0.5), binom.logpmf(heads - shift, bits, 0.5)
+    noise = dominating_gaussian(bits, shift, TAILS[128])
+    assert noise.lost < 1e-16 < dominating_gaussian(bits, shift).lost
+    for level in (5.0, 15.0, 25.0):
+        more = q > p + level
+        exact = float(np.sum(np.exp(q[more]) * -np.expm1(p[more] + level - q[more])))
+        assert exact <= gaussian.delta_of(level, shift / noise.std) + noise.lost
+
+
+def test_few_coins_are_drawn_from_their_law_far_out():
+    words = fine_words(6_000)
+    masses = np.diff(np.concatenate([[0], words, [2**128]])).astype(float) / 2.0**128
+    reach = len(masses) // 2
+    exact = binom.pmf(np.arange(3_000 - reach, 3_001 + reach), 6_000, 0.5)
+    inner = np.abs(np.arange(-reach, reach + 1)) < 12.0 * math.sqrt(6_000) / 2
+    np.testing.assert_allclose(masses[inner], exact[inner], rtol=1e-3)
+    np.testing.assert_allclose(masses[reach - 300 : reach + 300], exact[reach - 300 : reach + 300], rtol=1e-9)
+    coarse, fine = (CoinTables([6_000], words) for words in (64, 128))
+    draws = [np.asarray(table.draw(_random(4), (100_000,))) for table in (coarse, fine)]
+    for each in draws:
+        assert each.mean() == pytest.approx(0, abs=0.5) and each.std() == pytest.approx(math.sqrt(6_000) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "options"), [("sdp-prox-sgd", {}), ("sdp-spider", {"restart": 3})])
+def test_pvec_reaches_the_papers_largest_epsilon(name, options):
+    """Thm D.2 and 2.1 go up to epsilon 15."""
+    tree = {
+        "privacy": {"trust": "shuffled", "epsilon": 15.0, "delta": 1e-5},
+        "algorithm": {"name": name, "rounds": 4, "step_size": 0.5, "clip": 1.0, "weights": "size"} | options,
+    }
+    plan = make_plan(parse_config(tree), Facts((160, 160, 160), ("a", "b", "c"), parameters=31))
+    assert len(plan.noised.protocols["value"].tables.parts) == 4  # type: ignore[attr-defined]
+    assert 14.9 < plan.epsilon(0) <= 15.0
 
 
 def test_collusion_leaves_less_noise():

@@ -65,7 +65,7 @@ def test_every_algorithm_has_a_theorem_and_can_be_built_from_its_choices(name, t
 def test_mu2_takes_the_papers_step_and_bound(trust, silos):
     S, T = 1.5 + 2 * 0.8 * 3.0, 7
     noisy = mu_of(2.0, 1e-5) * 3.0 * silos / (2 * S * T * math.sqrt(D_MODEL))
-    values = chosen("mu2", trust, diameter=3.0, rounds=T, pl_constant=None, theory=None)
+    values = chosen("mu2", trust, diameter=3.0, rounds=T, batch=1, pl_constant=None, theory=None)
     assert values == {"clip": S, "step_size": pytest.approx(min(noisy, 1 / (4 * 0.8 * T)), rel=1e-12)}
     assert noisy < 1 / (4 * 0.8 * T), "the case is about the noisy branch"
     loud = parse_config({"privacy": {"trust": trust, "gdp": 1e6}, "algorithm": asked("mu2").algorithm.model_dump()
@@ -195,7 +195,7 @@ def test_parameters_are_asked_for_and_constants_without_effect_refused():
     with pytest.raises(ConfigError, match=r"^model.parameters is missing"):
         choices(asked("spider"), facts(parameters=None))
     with pytest.raises(ConfigError, match=r"gradient_bound = 1.0 has no effect without theory = true"):
-        built(parse_config({"algorithm": {"gradient_bound": 1.0}}), facts())
+        built(parse_config({"algorithm": {"name": "dp-gd", "gradient_bound": 1.0}}), facts())
     with pytest.raises(ConfigError, match=r"algorithm.diameter = 1.0: dp-gd does not use it"):
         built(asked("dp-gd", clip=1.0, step_size=1.0, diameter=1.0), facts())
 
@@ -208,7 +208,8 @@ def test_run_account_sweep_resume_and_silos_see_the_same_choices(tmp_path):
     picked = finished.summary["chosen_by_theory"]
     assert picked["rounds"] == min(data.sizes) == finished.history[-1]["round"]
     assert picked["clip"] == 2.5 + 2 * 1.5
-    assert finished.summary["theorem"] == "Thm 5.2"
+    assert finished.summary["theorem"].startswith("Thm 5.2 (checked: ")
+    assert finished.summary["drawn_round"] == picked["rounds"], "mu2's theorems speak of its last iterate"
     assert {"test_loss", "test_accuracy"} <= finished.history[-1].keys()
 
     written = RunDirectory.open(tmp_path / "run").config

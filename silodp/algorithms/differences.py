@@ -31,11 +31,13 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PyTree
 from scipy.optimize import brentq
 from scipy.special import gammaln
 
 from silodp.algorithms.entry import ALL, BOTH, Case, Entry, Printed
 from silodp.algorithms.papers import DIFF2, LOWY, NONCONVEX, SHUFFLED, SUMS, diff2_noise, diff2_order, lowy_sgd_noise
+from silodp.algorithms.proofs import CAPPED, CLIP, DIFFERENCE, FULL, HALF_STEP, LOCAL, at_least, small_epsilon, step
 from silodp.algorithms.theory import (
     Choice,
     difference_clips,
@@ -47,7 +49,7 @@ from silodp.algorithms.theory import (
     stable_step,
     whole,
 )
-from silodp.core import POINT, Algorithm, Federation, Silo, distance
+from silodp.core import NUMBER, POINT, Algorithm, Federation, Silo, distance
 from silodp.facts import Stream
 from silodp.privacy.accountant import optimal_share
 from silodp.releases import Answer, Public, Vector
@@ -58,27 +60,39 @@ class State(eqx.Module):
     x: Vector
     previous: Vector
     v: Vector
+    kept: PyTree = ()  # by the server's optimiser
+
+
+class LocalState(eqx.Module):
+    x: Vector
+    previous: Vector
+    v: Vector
+    local: Vector  # uniform among the points at which this round's local steps began
+    kept: PyTree = ()
 
 
 class RecursiveDifference(Algorithm):
     """v follows the gradient by private differences and starts afresh every `restart` rounds."""
 
     queries: ClassVar = {"value": (POINT,), "difference": (POINT, POINT)}
+    steps: ClassVar[bool] = True
 
     clip: Any
-    clip_difference: Any
     restart: int = eqx.field(static=True)
+    clip_difference: Any = None
     capped: bool = eqx.field(static=True, default=True)
     batch: BatchRule = Full()
+    batch_difference: BatchRule | None = None  # as `batch` unless given
 
-    def init(self, x0: Vector) -> State:
-        return State(x0, x0, jnp.zeros_like(x0))
+    def init(self, x0: Vector) -> Any:
+        return State(x0, x0, jnp.zeros_like(x0), self.opened(x0))
 
-    def round(self, state: State, fed: Federation) -> State:
+    def round(self, state: Any, fed: Federation) -> Any:
         v = self.estimate(state, fed)
-        return State(self.prox(state.x - self.step_size * v, self.step_size), state.x, v)
+        x, kept = self.stepped(state.x, v, fed.round, state.kept)
+        return State(x, state.x, v, kept)
 
-    def estimate(self, state: State, fed: Federation) -> Vector:
+    def estimate(self, state: Any, fed: Federation) -> Vector:
         return fed.cond(
             fed.round % self.restart == 0,
             lambda: fed.mean(self.value, state.x),
@@ -89,66 +103,96 @@ class RecursiveDifference(Algorithm):
         return silo.mean([x], [1.0], self.clip, "value", self.batch)
 
     def difference(self, silo: Silo, x: Vector, y: Vector) -> Answer:
-        return silo.mean([x, y], [1.0, -1.0], self.difference_clip(x, y), "difference", self.batch)
+        return silo.mean([x, y], [1.0, -1.0], self.difference_clip(x, y), "difference", self.sampled)
+
+    @property
+    def sampled(self) -> BatchRule:
+        """Which records answer with a difference."""
+        return self.batch if self.batch_difference is None else self.batch_difference
 
     def difference_clip(self, x: Vector, y: Vector) -> Any:
+        """Two gradients of norm `clip` are never further than 2 * clip apart: all that is known without a C2."""
         if self.clip_difference is None:
-            return None
+            return None if self.clip is None else 2 * self.clip
         scaled = self.clip_difference * distance(x, y)
         return jnp.minimum(scaled, 2 * self.clip) if self.capped and self.clip is not None else scaled
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         values = sum(r % self.restart == 0 for r in rounds)
         differences = len(rounds) - values
-        return [Stream("value", values, self.batch), Stream("difference", differences, self.batch)]
+        return [Stream("value", values, self.batch), Stream("difference", differences, self.sampled)]
 
     def optimal_shares(self, rounds: int) -> dict[str, float] | None:
         """Guesses that a step has length step_size * clip; then both streams' noise is known."""
         if self.clip is None or self.restart == 1:
             return None
         step = float(self.step_size) * float(self.clip)
-        difference = min(float(self.clip_difference) * step, 2 * float(self.clip))
+        cap = 2 * float(self.clip)
+        difference = cap if self.clip_difference is None else min(float(self.clip_difference) * step, cap)
         values = -(-rounds // self.restart)
         path = (self.restart - 1) * difference**2
         share = optimal_share(values, rounds - values, float(self.clip) ** 2, path)
         return {"value": share, "difference": 1 - share}
 
 
+class Diff2(RecursiveDifference):
+    """DIFF2's own form: a clip per unit of distance, without a cap."""
+
+    def check(self, rounds: int) -> None:
+        if self.clip_difference is None and self.clip is not None:
+            raise ValueError("algorithm.clip_difference is missing: DIFF2 does not cap differences at 2 * clip")
+
+
 class LocalSteps(Algorithm):
     """One silo a round carries the server's estimate on by `local_steps` - 1 steps of its own."""
+
+    steps: ClassVar[bool] = True
 
     clip_local: Any = eqx.field(kw_only=True, default=None)
     local_steps: int = eqx.field(static=True, kw_only=True, default=1)
     batch_local: BatchRule = eqx.field(kw_only=True, default=Full())
 
-    def advance(self, x: Vector, v: Vector, fed: Federation) -> State:
-        """A step along v, and the local steps of the silo whose turn it is."""
-        first = self.prox(x - self.step_size * v, self.step_size)
-        if self.local_steps == 1:
-            return State(first, x, v)
-        return State(fed.local(fed.round % fed.silos, self.refine, first, x, v), x, v)
+    def init(self, x0: Vector) -> LocalState:
+        return LocalState(x0, x0, jnp.zeros_like(x0), x0, self.opened(x0))
 
-    def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector) -> Public:
-        def step(k: Any, carry: tuple[Vector, Vector, Vector]) -> tuple[Vector, Vector, Vector]:
-            x, y, v = carry
+    def advance(self, state: LocalState, v: Vector, fed: Federation) -> LocalState:
+        """A step along v, and the local steps of the silo whose turn it is."""
+        first, kept = self.stepped(state.x, v, fed.round, state.kept)
+        if self.local_steps == 1:
+            return LocalState(first, state.x, v, state.x, kept)
+        shown = jnp.floor(fed.coin("local iterate") * self.local_steps)
+        both = fed.local(fed.round % fed.silos, self.refine, first, state.x, v, shown)
+        last, local = jnp.split(both, 2)
+        return LocalState(last, state.x, v, local, kept)
+
+    def candidate(self, before: Any, after: Any) -> Vector:
+        return after.local
+
+    def refine(self, silo: Silo, x: Vector, y: Vector, v: Vector, shown: Array) -> Public:
+        """The point after the last local step, and the one at which step number `shown` of the round began."""
+        rate = self.rate(silo.round)
+
+        def step(k: Any, carry: tuple[Vector, ...]) -> tuple[Vector, ...]:
+            x, y, v, local = carry
             clip = None if self.clip_local is None else self.clip_local * distance(x, y)
             v = v + silo.privatise(silo.mean([x, y], [1.0, -1.0], clip, "local", self.batch_local, k), k)
-            return self.prox(x - self.step_size * v, self.step_size), x, v
+            return self.prox(x - rate * self.slope(x, v), rate), x, v, jnp.where(shown == k + 1, x, local)
 
-        return Public(silo.loop(self.local_steps - 1, step, (x, y, v))[0])
+        last, _, _, local = silo.loop(self.local_steps - 1, step, (x, y, v, y))
+        return Public(jnp.concatenate([last, local]))
 
     def local_stream(self, silo: int, silos: int, rounds: Sequence[int]) -> Stream:
         own = sum(r % silos == silo for r in rounds)
         return Stream("local", own * (self.local_steps - 1), self.batch_local, local=True)
 
 
-class LocalDifference(LocalSteps, RecursiveDifference):
+class LocalDifference(LocalSteps, Diff2):
     """DIFF2-BVR-L-SGD."""
 
-    queries: ClassVar = {**RecursiveDifference.queries, "refine": (POINT, POINT, POINT)}
+    queries: ClassVar = {**RecursiveDifference.queries, "refine": (POINT, POINT, POINT, NUMBER)}
 
-    def round(self, state: State, fed: Federation) -> State:
-        return self.advance(state.x, self.estimate(state, fed), fed)
+    def round(self, state: LocalState, fed: Federation) -> LocalState:
+        return self.advance(state, self.estimate(state, fed), fed)
 
     def stream_of(self, query: str) -> str:
         return "local" if query == "refine" else query
@@ -186,7 +230,8 @@ def bvr(c: Choice) -> None:
         c.pick("clip_local", lambda: c.L)
     rounds = c.pick("rounds", lambda: bvr_rounds(c, K, b))
     restart = c.pick("restart", lambda: diff2_restart(c, rounds))
-    c.pick("step_size", lambda: min(difference_step(c, rounds, restart) / K, *local_limits(c, K, b, rounds)))
+    noisy = lambda: difference_noise(c, rounds=rounds, restart=restart)
+    c.pick("step_size", lambda: min(stable_step(c, noisy(), restart, K), *local_limits(c, K, b, rounds)))
 
 
 def bvr_rounds(c: Choice, K: int, b: int) -> int:
@@ -265,26 +310,49 @@ def spider_noise(case: Case) -> dict[str, float]:
     return {"value": value, "difference": common * math.sqrt(printed_rounds)}
 
 
+# Thm F.1 and F.2; the restart interval only decides how good the bound is.
+SPIDER = (FULL, CLIP, CAPPED, HALF_STEP)
+SPIDER_SILOS = (*SPIDER, small_epsilon("2 ln(1/delta)", lambda log: 2 * log))
+SPIDER_SUMS = (*SPIDER, small_epsilon("ln(1/delta)", lambda log: log))
+ENOUGH = at_least(
+    "n N >= G^2 sqrt(d) / (L epsilon)",
+    lambda c: c.n * c.silos,
+    lambda c: c.G**2 * math.sqrt(c.d) / (c.L * c.epsilon),
+)
+THM_4_3 = (FULL, CLIP, DIFFERENCE, HALF_STEP, ENOUGH)
+THM_5_3 = (
+    *THM_4_3, LOCAL,
+    step("1/(K zeta)", lambda c: 1 / (c.steps * heterogeneity(c))),
+    step("sqrt(b/K)/L", lambda c: math.sqrt((c.options.batch_local or c.n) / c.steps) / c.L),
+    at_least(
+        "batch_local <= n / (2 e alpha), alpha the order of Prop. 5.1",
+        lambda c: c.n / (2 * math.e * (1 + math.ceil(2 * math.log(1 / c.privacy.delta) / c.epsilon))),
+        lambda c: c.options.batch_local or c.n,
+    ),
+)  # fmt: skip
+
 CLIPS = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}
 COST = "2n (n at a restart)"
 
 ENTRIES = {
     "diff2-gd": Entry(
-        RecursiveDifference, ALL, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.3"},
+        Diff2, ALL, "private gradient differences with restarts", DIFF2, {"trusted": "Thm 4.3"},
         example=CLIPS, fixed={"capped": False}, theory=diff2, printed=Printed("DIFF2, Prop. 4.1", diff2_noise),
-        rate="(sqrt(d) / (n N eps))^(4/3)", cost=COST,
+        rate="(sqrt(d) / (n N eps))^(4/3)", cost=COST, output="before",
+        conditions=THM_4_3,
     ),
     "diff2-bvr-l-sgd": Entry(
         LocalDifference, BOTH, "DIFF2 with local steps of one silo a round", DIFF2, {"trusted": "Thm 5.3"},
         example=CLIPS | {"clip_local": 0.7, "local_steps": 3, "batch_local": 8}, fixed={"capped": False},
         everyone=True, theory=bvr, printed=Printed("DIFF2, Prop. E.2", bvr_noise),
         rate="(sqrt(d) / (n N eps))^(4/3), fewer rounds", cost="2n, and 2 K b for one silo",
-        bits="32 d, and 32 d for one silo",
+        bits="32 d, and 64 d for one silo", output="local", conditions=THM_5_3,
     ),
     "spider": Entry(
         RecursiveDifference, ALL, "private gradient differences with restarts, any prox", LOWY,
         {"untrusted": "Thm 3.1"}, example=CLIPS | {"prox": {"kind": "l1", "strength": 0.01}}, any_prox=True,
         theory=spider, printed=Printed("Lowy et al., Thm F.1", spider_noise), rate=NONCONVEX, cost=COST,
+        conditions=SPIDER_SILOS, some_silos=True, case=lambda c: "Thm 3.1" if c.facts.everyone else "Thm F.1",
     ),
     "spider-alt": Entry(
         RecursiveDifference, BOTH, "spider in pairs of rounds on Poisson batches", LOWY,
@@ -294,6 +362,7 @@ ENTRIES = {
     ),
     "sdp-spider": Entry(
         RecursiveDifference, SHUFFLED, "spider on P_vec's sums", LOWY, {"shuffled": "Thm 3.2"}, example=CLIPS,
-        any_prox=True, randomizer="pvec", theory=spider, cost=COST, bits=SUMS,
+        any_prox=True, randomizer="pvec", theory=spider, cost=COST, bits=SUMS, conditions=SPIDER_SUMS,
+        some_silos=True, case=lambda c: "Thm 3.2" if c.facts.everyone else "Thm F.2",
     ),
 }  # fmt: skip

@@ -18,15 +18,18 @@ from silodp import registry
 from silodp.config import SHARED_KEYS, THEORY_CONSTANTS, AlgorithmConfig
 from silodp.core import Algorithm
 from silodp.errors import ConfigError
-from silodp.prox import Prox, build_prox
+from silodp.prox import Prox, build_prox, build_sum
 from silodp.sampling import BatchRule, FixedSize, Full, build_rule
+from silodp.server import build_decay, build_optimiser
 
 if TYPE_CHECKING:
+    from silodp.algorithms.proofs import Condition
     from silodp.algorithms.theory import Choice
     from silodp.channels import Channel
 
 BOTH = ("trusted", "untrusted")
 ALL = (*BOTH, "shuffled")
+SERVER_KEYS = {"optimiser", "step_decay"}  # for algorithms that step as the library's own do
 PLACEHOLDER = 0.5  # for numbers that a run needs but a privacy statement does not depend on
 
 
@@ -65,6 +68,9 @@ class Entry:
     summary: str = ""
     paper: str = "folklore"
     proved: Mapping[str, str] = field(default_factory=dict)  # trust model -> theorem that covers it
+    conditions: tuple[Condition, ...] = ()  # under which it does (silodp.algorithms.proofs)
+    case: Callable[[Choice], str] | None = None  # which theorem it is, where that depends on the options
+    some_silos: bool = False  # whether the theorem lets silos be absent
     example: Mapping[str, Any] = field(default_factory=dict)  # minimal options, for tests and audits on small data
     private: bool = True
     fixed: Mapping[str, Any] = field(default_factory=dict)  # options that make the name what it is
@@ -80,20 +86,12 @@ class Entry:
     rate: str = ""  # of the squared gradient norm, or of the excess loss for convex and PL losses
     cost: str = ""  # record gradients of a silo in a round
     bits: str = "32 d"  # that a silo sends in a round
+    output: str = "after"  # what the theorem's output is drawn from (silodp.core.Algorithm.output)
+    same_silos: str | None = None  # the option that says through how many rounds the same silos answer
 
     def runs_under(self, trust: str) -> bool:
         """A trust model from outside says itself, in its `check`, what it cannot keep."""
         return self.trusts is None or trust in self.trusts or not registry.is_own("channel", trust)
-
-    def theorem(self, trust: str, prox: str, compression: str, *, usual: bool) -> str | None:
-        """The theorem that covers this combination, or None: private all the same, but of unproved utility.
-
-        compression: "none", "unbiased" or "biased". `usual`: the batches of the paper, silos that weigh alike and all
-        take part.
-        """
-        covers_prox = prox == "none" or self.any_prox
-        assumed = "unbiased" if self.compression in ("plain", "shifted") else "none"
-        return self.proved.get(trust) if usual and covers_prox and compression == assumed else None
 
     def printed_for(self, trust: str) -> Printed | None:
         return self.printed if self.printed is not None and trust in self.printed.trusts else None
@@ -106,9 +104,16 @@ class Entry:
         made = {
             "silos": lambda: silos,
             "prox": lambda: prox_of(options.prox),
-            "batch": lambda: self._batch(options, channel),
-            "batch_local": lambda: sized(options.batch_local) or Full(),
-            "batch_first": lambda: sized(options.batch_first),
+            "batch": lambda: self._batch(options, channel, "batch"),
+            "batch_difference": lambda: (
+                None if options.batch_difference is None else self._batch(options, channel, "batch_difference")
+            ),
+            "batch_local": lambda: sized(options.batch_local, "batch_local") or Full(),
+            "batch_first": lambda: sized(options.batch_first, "batch_first"),
+            "output": lambda: self.output,
+            "optimiser": lambda: build_optimiser(options.optimiser),
+            "step_decay": lambda: build_decay(options.step_decay, options.rounds),
+            "penalty": lambda: None,  # the model's; see silodp.objective.with_penalty
         }
 
         def value(name: str) -> Any:
@@ -116,7 +121,9 @@ class Entry:
                 return self.fixed[name]
             return made[name]() if name in made else option(options, fields[name], clipless=clipless)
 
-        return self.build(**{name: value(name) for name in fields})
+        algorithm = self.build(**{name: value(name) for name in fields})
+        algorithm.check(options.rounds)
+        return algorithm
 
     def with_placeholders(self, options: AlgorithmConfig) -> AlgorithmConfig:
         """Numbers that do not shape the program need not be given where only its cost is asked, nor a compressor:
@@ -125,39 +132,40 @@ class Entry:
         missing: dict[str, Any] = {
             f.name: PLACEHOLDER
             for f in dataclasses.fields(self.build)
-            if not f.metadata.get("static") and f.name not in ("prox", "batch", *self.fixed, *given)
+            if not f.metadata.get("static") and f.name not in ("prox", "batch", "optimiser", *self.fixed, *given)
             and (f.default is dataclasses.MISSING or f.name.startswith("clip"))
         }  # fmt: skip
         if self.compression in ("plain", "shifted"):
             missing["compressor"] = "identity"
         return AlgorithmConfig.model_validate(missing | options.model_dump(exclude_unset=True, exclude_none=True))
 
-    def _batch(self, options: AlgorithmConfig, channel: Channel) -> BatchRule:
+    def _batch(self, options: AlgorithmConfig, channel: Channel, key: str) -> BatchRule:
+        batch = getattr(options, key)
         if options.sampling is not None and options.sampling not in self.samplings:
             allowed = " or ".join(self.samplings)
             raise ConfigError(f"algorithm.sampling = {options.sampling!r}: {options.name} samples {allowed}")
         kind = channel.batches(options.sampling or self.sampling, asked=options.sampling is not None)
-        if kind == "two-level" and options.batch is None:
+        if kind == "two-level" and batch is None:
             raise ConfigError(f"algorithm.batch is missing: {options.name} needs it")
-        if kind == "cumulative" and options.batch is None:
-            return build_rule(kind, 1, options.rounds)  # one fresh record a round
-        if options.batch is not None and self.samplings == ("full",):
-            raise ConfigError(f"algorithm.batch = {options.batch}: {options.name} uses all records; leave it out")
-        return build_rule(kind, options.batch, options.rounds)
+        if batch is not None and self.samplings == ("full",):
+            raise ConfigError(f"algorithm.{key} = {batch}: {options.name} uses all records; leave it out")
+        return build_rule(kind, batch, options.rounds, key)
 
     def _refuse_unused(self, options: AlgorithmConfig, fields: set[str]) -> None:
         for constant in THEORY_CONSTANTS:
-            if getattr(options, constant) is not None and not (options.theory or constant in self.asked_by):
+            needed = options.theory or constant in self.asked_by or bool(self.conditions)
+            if getattr(options, constant) is not None and not needed:
                 raise ConfigError(
                     f"algorithm.{constant} = {getattr(options, constant)} has no effect without theory = true"
                 )
-        used = SHARED_KEYS | (fields - set(self.fixed)) | compressor_fields(options)
+        kept = set(self.fixed) | (set() if self.build.steps else SERVER_KEYS)
+        used = (SHARED_KEYS | fields | compressor_fields(options)) - kept
         for name in sorted(options.model_fields_set - used):
             value = getattr(options, name)
             if name in options.own:
                 close = difflib.get_close_matches(name, sorted(used), n=1)
                 meant = f" (did you mean {close[0]}?)" if close else ""
-                own = ", ".join(sorted(fields - set(self.fixed)))
+                own = ", ".join(sorted(fields - kept - {"output", "penalty"}))
                 raise ConfigError(f"algorithm.{name}: unknown key{meant}; {options.name} takes {own}")
             if value is not None:
                 raise ConfigError(f"algorithm.{name} = {value!r}: {options.name} does not use it; leave it out")
@@ -187,17 +195,21 @@ def option(options: AlgorithmConfig, spec: dataclasses.Field, *, clipless: bool)
     return jnp.float32(value)
 
 
-def sized(batch: int | None) -> BatchRule | None:
-    return None if batch is None else FixedSize(batch)
+def sized(batch: int | None, key: str) -> BatchRule | None:
+    return None if batch is None else FixedSize(batch, key)
 
 
-def prox_kind(given: str | dict[str, Any]) -> str:
+def prox_kind(given: Any) -> str:
+    if isinstance(given, list):
+        return " + ".join(prox_kind(part) for part in given)
     return given if isinstance(given, str) else str(given.get("kind", ""))
 
 
-def prox_of(given: str | dict[str, Any]) -> Prox:
-    rest = {} if isinstance(given, str) else {key: value for key, value in given.items() if key != "kind"}
+def prox_of(given: Any) -> Prox:
+    """A kind, a table with its numbers, or a list of a penalty and a set."""
     try:
-        return build_prox(prox_kind(given), **rest)
+        if isinstance(given, list):
+            return build_sum(given)
+        return build_prox(given) if isinstance(given, str) else build_prox(**given)
     except ValueError as error:
         raise ConfigError(f"algorithm.{error}") from None

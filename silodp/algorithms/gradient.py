@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
+from jaxtyping import PyTree
 
 from silodp.algorithms import theory
 from silodp.algorithms.entry import ALL, BOTH, Case, Entry, Printed
 from silodp.algorithms.papers import CONVEX, DIFF2, LOWY, SHUFFLED, SUMS, diff2_noise, lowy_sgd_noise
+from silodp.algorithms.proofs import CLIP, HALF_STEP, small_epsilon
 from silodp.algorithms.theory import GAP, Choice, condition, whole
 from silodp.core import POINT, Algorithm, Federation, Silo
 from silodp.facts import Stream
@@ -29,22 +31,24 @@ from silodp.sampling import BatchRule, Full
 
 class State(eqx.Module):
     x: Vector
+    kept: PyTree = ()  # by the server's optimiser
 
 
 class GradientDescent(Algorithm):
     """x <- prox(x - step_size * mean of clipped gradients)."""
 
     queries: ClassVar = {"value": (POINT,)}
+    steps: ClassVar[bool] = True
 
     clip: Any
     batch: BatchRule = Full()
 
     def init(self, x0: Vector) -> State:
-        return State(x0)
+        return State(x0, self.opened(x0))
 
     def round(self, state: State, fed: Federation) -> State:
         v = fed.mean(self.value, state.x)
-        return State(self.prox(state.x - self.step_size * v, self.step_size))
+        return State(*self.stepped(state.x, v, fed.round, state.kept))
 
     def value(self, silo: Silo, x: Vector) -> Answer:
         return silo.mean([x], [1.0], self.clip, "value", self.batch)
@@ -75,7 +79,20 @@ def prox_sgd_noise(case: Case) -> dict[str, float]:
 
 
 PL = "kappa^2 d / (mu n^2 N eps^2) + kappa / (mu n N) for proximal PL"
-ONE_PASS: dict[str, Any] = {"sampling": "one-pass", "samplings": ("one-pass",), "any_prox": True, "theory": prox_sgd}
+# Thm E.1; `pl_constant` is the user's word for the PL inequality.
+ASSUMED = (
+    CLIP, HALF_STEP, small_epsilon("8 ln(1/delta) and 15", lambda log: min(8 * log, 15)),
+    ("a PL constant, n >= kappa", lambda c: c.n >= condition(c)),
+)  # fmt: skip
+ONE_PASS: dict[str, Any] = {
+    "conditions": ASSUMED,
+    "some_silos": True,
+    "sampling": "one-pass",
+    "samplings": ("one-pass",),
+    "any_prox": True,
+    "theory": prox_sgd,
+    "output": "last",
+}
 
 ENTRIES = {
     "gd": Entry(
@@ -83,7 +100,7 @@ ENTRIES = {
     ),
     "dp-gd": Entry(
         GradientDescent, ALL, "full-batch clipped gradients, noised", DIFF2,
-        example={"clip": 1.0}, samplings=("full",), theory=theory.gradient, rate=CONVEX, cost="n",
+        example={"clip": 1.0}, samplings=("full",), theory=theory.gradient, rate=CONVEX, cost="n", output="before",
         printed=Printed("DIFF2, Prop. 4.1 with restart 1", diff2_noise),
     ),
     "mb-sgd": Entry(
@@ -93,6 +110,7 @@ ENTRIES = {
     "dp-sgd": Entry(
         GradientDescent, ALL, "minibatch clipped gradients, noised", LOWY,
         example={"clip": 1.0, "batch": 8}, sampling="poisson", theory=theory.gradient, rate=CONVEX, cost="b",
+        output="before",
         printed=Printed("Lowy et al., App. H.2", lambda c: lowy_sgd_noise(c, c.options.rounds, "value")),
     ),
     "prox-sgd": Entry(

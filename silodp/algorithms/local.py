@@ -29,21 +29,28 @@ class LocalSGD(Algorithm):
     """Silos run `local_steps` private steps; the server averages their models."""
 
     queries: ClassVar = {"train": (POINT,)}
+    steps: ClassVar[bool] = True
 
     clip: Any
     local_steps: int = eqx.field(static=True)
     batch: BatchRule = Full()
 
     def init(self, x0: Vector) -> State:
-        return State(x0)
+        return State(x0, self.opened(x0))
 
     def round(self, state: State, fed: Federation) -> State:
-        return State(fed.mean(self.train, state.x))
+        mean = fed.mean(self.train, state.x)
+        if self.optimiser is None:
+            return State(mean)
+        # How far the silos went, as a gradient: a plain step of length 1 along it would be their mean.
+        direction, kept = self.optimiser(state.x - mean, state.kept)
+        return State(state.x - direction, kept)
 
     def train(self, silo: Silo, x: Vector) -> Public:
         def step(k: Any, w: Vector) -> Vector:
             v = silo.privatise(silo.mean([w], [1.0], self.clip, "local", self.batch, k), k)
-            return self.prox(w - self.step_size * v, self.step_size)
+            rate = self.rate(silo.round)
+            return self.prox(w - rate * self.slope(w, v), rate)
 
         return Public(silo.loop(self.local_steps, step, x))
 

@@ -29,20 +29,22 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from silodp.algorithms.differences import LocalSteps, State
+from silodp.algorithms.differences import LocalState, LocalSteps
 from silodp.algorithms.entry import ALL, Case, Entry, Printed
 from silodp.algorithms.papers import FULL, PSGM, SHUFFLED
+from silodp.algorithms.proofs import CLIP, DIFFERENCE, LOCAL, WHOLE_STEP, at_least, at_most, step
 from silodp.algorithms.theory import (
     GAP,
     Choice,
     difference_clips,
     difference_noise,
+    heterogeneity,
     local_limits,
     optimum,
     stable_step,
     whole,
 )
-from silodp.core import POINT, Federation, Silo, distance
+from silodp.core import NUMBER, POINT, Federation, Silo, distance
 from silodp.errors import Inadmissible
 from silodp.facts import Stream
 from silodp.releases import Answer, Vector
@@ -57,7 +59,7 @@ class MomentumDifference(LocalSteps):
         "difference": (POINT, POINT),
         "fused_value": (POINT, POINT),
         "first_value": (POINT,),
-        "refine": (POINT, POINT, POINT),
+        "refine": (POINT, POINT, POINT, NUMBER),
     }
 
     clip: Any
@@ -67,13 +69,10 @@ class MomentumDifference(LocalSteps):
     batch_first: BatchRule | None = None
     fused: bool = eqx.field(static=True, default=False)
 
-    def init(self, x0: Vector) -> State:
-        return State(x0, x0, jnp.zeros_like(x0))
+    def round(self, state: LocalState, fed: Federation) -> LocalState:
+        return self.advance(state, self.estimate(state, fed), fed)
 
-    def round(self, state: State, fed: Federation) -> State:
-        return self.advance(state.x, self.estimate(state, fed), fed)
-
-    def estimate(self, state: State, fed: Federation) -> Vector:
+    def estimate(self, state: LocalState, fed: Federation) -> Vector:
         if self.batch_first is None:
             return self.momentum_estimate(state, fed)
         return fed.cond(
@@ -82,7 +81,7 @@ class MomentumDifference(LocalSteps):
             lambda: self.momentum_estimate(state, fed),
         )
 
-    def momentum_estimate(self, state: State, fed: Federation) -> Vector:
+    def momentum_estimate(self, state: LocalState, fed: Federation) -> Vector:
         x, y, keep = state.x, state.previous, 1 - self.momentum
         if self.fused:
             return (1 - self.share(fed.round)) * state.v + fed.mean(self.fused_value, x, y)
@@ -148,7 +147,14 @@ def choice(c: Choice) -> None:
         c.pick("clip_local", lambda: c.L)
     rounds = c.pick("rounds", lambda: whole(GAP * c.L / optimum(c)))
     momentum = c.pick("momentum", lambda: best_momentum(c, rounds))
+    if c.options.batch and needed_first(c.options.batch, momentum, rounds) > c.options.batch:
+        c.pick("batch_first", lambda: whole(needed_first(c.options.batch or 1, momentum, rounds), c.n))
     c.pick("step_size", lambda: min(step_limit(c, K, momentum, rounds), *local_limits(c, K, b, rounds)))
+
+
+def needed_first(batch: int, momentum: float, rounds: int) -> float:
+    """The least b0 for which 1/(R b0) <= momentum^2 / batch: a first estimate as good as those that follow."""
+    return batch / (rounds * momentum**2)
 
 
 def best_momentum(c: Choice, rounds: int) -> float:
@@ -160,7 +166,7 @@ def best_momentum(c: Choice, rounds: int) -> float:
 
 def step_limit(c: Choice, K: int, momentum: float, rounds: int) -> float:
     stream = "value" if c.options.fused else "difference"  # a fused message carries the difference too
-    private = stable_step(c, difference_noise(c, stream, rounds=rounds), 1 / momentum) / K
+    private = stable_step(c, difference_noise(c, stream, rounds=rounds), 1 / momentum, K)
     sampled = math.sqrt(momentum * c.silos * c.options.batch) / (K * c.L) if c.options.batch else math.inf
     return min(private, sampled)
 
@@ -208,34 +214,74 @@ def paper_eps0(case: Case) -> tuple[float, tuple[str, ...]]:
     return math.log(max(min(largest for _, largest in limits), 1e-300)), tuple(reasons)
 
 
+def first_batch(c: Choice) -> int:
+    return c.options.batch_first or c.options.batch or c.n
+
+
+def duchi(c: Choice) -> bool:
+    return c.options.randomizer in (None, "duchi") and not c.options.fused
+
+
+# Thm A.3 and A.4; without a batch the conditions about it hold by themselves.
+COMMON_CONDITIONS = (
+    ("Duchi's randomizer, two messages", duchi), CLIP, DIFFERENCE, WHOLE_STEP,
+    at_most(
+        "1/(R b0) <= momentum^2/batch",
+        lambda c: 0.0 if c.options.batch is None else 1 / (c.options.rounds * first_batch(c)),
+        lambda c: (c.options.momentum or 0.0) ** 2 / (c.options.batch or c.n),
+    ),
+    at_least(
+        "N min(b0, batch) >= ln(1/delta)/epsilon",
+        lambda c: c.silos * min(first_batch(c), c.options.batch or c.n),
+        lambda c: math.log(1 / c.privacy.delta) / c.epsilon,
+    ),
+    step(
+        "sqrt(momentum N batch)/(K L)",
+        lambda c: math.inf if c.options.batch is None
+        else math.sqrt((c.options.momentum or 0.0) * c.silos * c.options.batch) / (c.steps * c.L),
+    ),
+)  # fmt: skip
+# Thm 4.2 and A.2 add what the local steps need.
+LOCAL_CONDITIONS = (
+    *COMMON_CONDITIONS, LOCAL,
+    step("1/(K tau)", lambda c: 1 / (c.steps * heterogeneity(c))),
+    step("sqrt(b/K)/L", lambda c: math.sqrt((c.options.batch_local or c.n) / c.steps) / c.L),
+    ("batch = K batch_local or all records",
+     lambda c: c.options.batch in (None, c.steps * (c.options.batch_local or c.n))),
+)  # fmt: skip
+
 CLIPS = {"clip": 1.0, "clip_difference": 0.7, "momentum": 0.3}
-LOCAL = {"clip_local": 0.7, "local_steps": 3, "batch_local": 8}
+LOCAL_EXAMPLE = {"clip_local": 0.7, "local_steps": 3, "batch_local": 8}
 ONE_STEP: dict[str, Any] = {"local_steps": 1, "clip_local": None, "batch_local": Full()}
 ONE_BATCH: dict[str, Any] = {"batch_first": None}
 COMMON: dict[str, Any] = {
     "theory": choice,
     "printed": Printed("PSGM, Thm 4.1 and Lemma A.9", printed_level, SHUFFLED),
     "rate": "1/R + (sqrt(d) / (n N eps))^(4/3) shuffled",
+    "output": "local",
 }
-MESSAGES, AND_LOCAL = "64 d (fused: 32 d)", "64 d (fused: 32 d), and 32 d for one silo"
+MESSAGES, AND_LOCAL = "64 d (fused: 32 d)", "64 d (fused: 32 d), and 64 d for one silo"
 
 ENTRIES = {
     "mb-psgm": Entry(
         MomentumDifference, ALL, "momentum with private differences (STORM)", PSGM, {"shuffled": "Thm A.3"},
-        example=CLIPS, fixed=ONE_STEP, cost="3b", bits=MESSAGES, **COMMON,
+        example=CLIPS, fixed=ONE_STEP, cost="3b", bits=MESSAGES, conditions=COMMON_CONDITIONS,
+        case=lambda c: "Thm A.4" if c.options.batch is None else "Thm A.3", **COMMON,
     ),
     "ce-psgm": Entry(
         MomentumDifference, ALL, "momentum with private differences and local steps of one silo a round", PSGM,
-        {"shuffled": "Thm 4.2"}, example=CLIPS | LOCAL, everyone=True, cost="3b, and 2 K b for one silo",
-        bits=AND_LOCAL, **COMMON,
+        {"shuffled": "Thm 4.2"}, example=CLIPS | LOCAL_EXAMPLE, everyone=True, cost="3b, and 2 K b for one silo",
+        bits=AND_LOCAL, conditions=LOCAL_CONDITIONS,
+        case=lambda c: "Thm A.2" if c.options.batch is None else "Thm 4.2", **COMMON,
     ),
     "mb-psgm-fg": Entry(
         MomentumDifference, ALL, "mb-psgm on full gradients", PSGM, {"shuffled": "Thm A.4"},
-        example=CLIPS, fixed=ONE_STEP | ONE_BATCH, cost="3n", bits=MESSAGES, **FULL, **COMMON,
+        example=CLIPS, fixed=ONE_STEP | ONE_BATCH, cost="3n", bits=MESSAGES, conditions=COMMON_CONDITIONS,
+        **FULL, **COMMON,
     ),
     "ce-psgm-fg": Entry(
         MomentumDifference, ALL, "ce-psgm on full gradients", PSGM, {"shuffled": "Thm A.2"},
-        example=CLIPS | LOCAL, fixed=ONE_BATCH, everyone=True, cost="3n, and 2 K b for one silo", bits=AND_LOCAL,
-        **FULL, **COMMON,
+        example=CLIPS | LOCAL_EXAMPLE, fixed=ONE_BATCH, everyone=True, cost="3n, and 2 K b for one silo",
+        bits=AND_LOCAL, conditions=LOCAL_CONDITIONS, **FULL, **COMMON,
     ),
 }  # fmt: skip

@@ -27,8 +27,9 @@ from jaxtyping import Array, Bool, PyTree
 
 from silodp.algorithms import theory
 from silodp.algorithms.entry import Case, Entry, Printed
-from silodp.algorithms.gradient import GradientDescent
+from silodp.algorithms.gradient import GradientDescent, State
 from silodp.algorithms.papers import SOTERIA
+from silodp.algorithms.proofs import CLIP, WHOLE_STEP, at_least, at_most, step
 from silodp.algorithms.theory import Choice, horizon, whole
 from silodp.core import NUMBER, POINT, Algorithm, Federation, Silo
 from silodp.doubles import Double
@@ -39,18 +40,17 @@ from silodp.sampling import Full, Recomputed, TwoLevel
 SHORT_RUN, RENEWED = 8, 64  # see `Table`
 
 
-class State(eqx.Module):
-    x: Vector
-
-
 class SVRGState(eqx.Module):
     x: Vector
     anchor: Vector
     known: Bool[Array, " silos"]  # which silos hold the full mean at the anchor
+    kept: PyTree = ()  # by the server's optimiser
 
 
 class SilosOnly(Algorithm):
     """Both estimators answer one query a round on a Poisson batch; `batch` says so to the accountant."""
+
+    steps: ClassVar[bool] = True
 
     clip: Any
     batch: TwoLevel
@@ -91,7 +91,7 @@ class SVRG(SilosOnly):
         return Recomputed(self.batch.batch)
 
     def init(self, x0: Vector) -> SVRGState:
-        return SVRGState(x0, x0, jnp.zeros(self.silos, bool))
+        return SVRGState(x0, x0, jnp.zeros(self.silos, bool), self.opened(x0))
 
     def remember(self, silo: Silo, x0: Vector) -> PyTree:
         return Snapshot(jnp.full_like(x0, jnp.nan), Double.of(jnp.zeros_like(x0)))  # equal to no anchor
@@ -102,7 +102,8 @@ class SVRG(SilosOnly):
         v = fed.mean(self.estimate, x, anchor, fresh)
         known = state.known.at[fed.present].set(True)
         renew = fed.coin("snapshot") < self.snapshot_probability
-        return SVRGState(self.prox(x - self.step_size * v, self.step_size), jnp.where(renew, x, anchor), known & ~renew)
+        moved, kept = self.stepped(x, v, fed.round, state.kept)
+        return SVRGState(moved, jnp.where(renew, x, anchor), known & ~renew, kept)
 
     def estimate(self, silo: Silo, x: Vector, anchor: Vector, fresh: Array) -> Answer:
         if silo.alone:
@@ -134,16 +135,17 @@ class SAGA(SilosOnly):
     queries: ClassVar = {"estimate": (POINT,)}
 
     def init(self, x0: Vector) -> State:
-        return State(x0)
+        return State(x0, self.opened(x0))
 
     def remember(self, silo: Silo, x0: Vector) -> PyTree:
         everyone = Full().draw(silo, "value")
+        silo.account = silo.account.work(everyone.divisor)
         gradients = silo.objective.record_factors(x0, everyone.records, everyone.weights, self.clip)
         return Table(gradients, silo.objective.sum_factors(gradients, everyone.weights), jnp.int32(0))
 
     def round(self, state: State, fed: Federation) -> State:
         v = fed.mean(self.estimate, state.x)
-        return State(self.prox(state.x - self.step_size * v, self.step_size))
+        return State(*self.stepped(state.x, v, fed.round, state.kept))
 
     def estimate(self, silo: Silo, x: Vector) -> Answer:
         table, objective = silo.memory, silo.objective
@@ -197,8 +199,8 @@ def svrg_choice(c: Choice) -> None:
     batch = c.pick("batch", lambda: whole(c.n ** (2 / 3) / 4))
     p = c.pick("snapshot_probability", lambda: batch / c.n)
     c.pick("rounds", lambda: whole(horizon(c) * max(1.0, shift_cost(c))))
-    pace = p ** (2 / 3) * batch ** (1 / 3)
-    c.pick("step_size", lambda: min(pace, 0.25) * min(1.0, 1 / shift_cost(c)) / (2 * c.L))
+    own = p ** (2 / 3) * batch ** (1 / 3)
+    c.pick("step_size", lambda: min(own, 0.25) * min(1.0, 1 / shift_cost(c)) / (2 * c.L))
 
 
 def saga_choice(c: Choice) -> None:
@@ -227,51 +229,76 @@ def printed_reduced(rule: type[TwoLevel]) -> Callable[[Case], dict[str, float]]:
     return lambda case: {"value": std(case, 2.0) / rule(case.batch).bound_over_clip(case.records)}
 
 
+def pace(c: Choice) -> float:
+    """p^(2/3) b^(1/3) of Cor. 2."""
+    return (c.options.snapshot_probability or 1.0) ** (2 / 3) * (c.options.batch or c.n) ** (1 / 3)
+
+
+def unhindered(c: Choice) -> float:
+    """min(1, sqrt(N / (1+omega)^3))."""
+    return min(1.0, 1 / shift_cost(c))
+
+
+COR_1 = (CLIP, step("1/((1 + 2 sqrt((1+omega)^3/N)) L)", lambda c: 1 / ((1 + 2 * shift_cost(c)) * c.L)))
+COR_2 = (
+    CLIP,
+    step("p^(2/3) b^(1/3) min(1, sqrt(N/(1+omega)^3))/(2 L)", lambda c: pace(c) * unhindered(c) / (2 * c.L)),
+    at_most("p^(2/3) b^(1/3) <= 1/4", pace, lambda _: 0.25),
+    at_most("p <= 1/4", lambda c: c.options.snapshot_probability, lambda _: 0.25),
+)
+COR_3 = (
+    CLIP,
+    step("min(1, sqrt(N/(1+omega)^3))/(3 L)", lambda c: unhindered(c) / (3 * c.L)),
+    at_least("batch >= 3 n^(2/3)", lambda c: c.options.batch, lambda c: min(3 * c.n ** (2 / 3), c.n)),
+)
+
 EQ4 = "SoteriaFL, eq. (4), constant 48"
 RATE = "sqrt((1+omega) d) / (n sqrt(N) eps)"
 PLAIN_RATE = "sqrt(d) / (n sqrt(N) eps)"
 UNTRUSTED = ("untrusted",)
+BEFORE: dict[str, Any] = {"output": "before"}  # the theorems bound the mean over x_0 .. x_{T-1}
 RAND_K: dict[str, Any] = {"compressor": "rand-k", "keep": 3}
-COMPRESSED: dict[str, Any] = {"rate": RATE, "bits": "the compressor's: rand-k 32 k + 64"}
+COMPRESSED: dict[str, Any] = BEFORE | {"rate": RATE, "bits": "the compressor's: rand-k 32 k + 64"}
 TWO_LEVEL: dict[str, Any] = {"sampling": "two-level", "samplings": ("two-level",)}
 
 ENTRIES = {
     "soteria-gd": Entry(
         GradientDescent, UNTRUSTED, "shifted compression of noised gradients", SOTERIA, {"untrusted": "Cor. 1"},
         example={"clip": 1.0} | RAND_K, samplings=("full",), compression="shifted", theory=gd_choice, cost="n",
-        printed=Printed(EQ4, printed_mean(lambda case: case.records)), **COMPRESSED,
+        conditions=COR_1, printed=Printed(EQ4, printed_mean(lambda case: case.records)), **COMPRESSED,
     ),
     "soteria-sgd": Entry(
         GradientDescent, UNTRUSTED, "shifted compression of noised minibatch gradients", SOTERIA,
         {"untrusted": "Cor. 1"}, example={"clip": 1.0, "batch": 8} | RAND_K, sampling="poisson",
-        compression="shifted", theory=sgd_choice, cost="b",
+        compression="shifted", theory=sgd_choice, cost="b", conditions=COR_1,
         printed=Printed(EQ4, printed_mean(lambda case: case.batch)), **COMPRESSED,
     ),
     "soteria-svrg": Entry(
         SVRG, UNTRUSTED, "shifted compression, SVRG in the silos", SOTERIA, {"untrusted": "Cor. 2"},
         example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3} | RAND_K, compression="shifted",
         theory=svrg_choice, cost="2b (+ n at a snapshot)", printed=Printed(EQ4, printed_reduced(Recomputed)),
-        **COMPRESSED, **TWO_LEVEL,
+        conditions=COR_2, **COMPRESSED, **TWO_LEVEL,
     ),
     "soteria-saga": Entry(
         SAGA, UNTRUSTED, "shifted compression, SAGA in the silos", SOTERIA, {"untrusted": "Cor. 3"},
         example={"clip": 1.0, "batch": 8} | RAND_K, compression="shifted", theory=saga_choice, cost="b",
-        printed=Printed(EQ4, printed_reduced(TwoLevel)), **COMPRESSED, **TWO_LEVEL,
+        conditions=COR_3, printed=Printed(EQ4, printed_reduced(TwoLevel)), **COMPRESSED, **TWO_LEVEL,
     ),
     "cdp-sgd": Entry(
         GradientDescent, UNTRUSTED, "plain compression of noised minibatch gradients", SOTERIA,
         {"untrusted": "Thm 1"}, example={"clip": 1.0, "batch": 8} | RAND_K, sampling="poisson",
-        compression="plain", theory=theory.gradient, cost="b",
+        compression="plain", theory=theory.gradient, cost="b", conditions=(CLIP, WHOLE_STEP),
         printed=Printed("SoteriaFL, Thm 4", printed_mean(lambda case: case.batch)), **COMPRESSED,
     ),
     "ldp-sgd": Entry(
         GradientDescent, UNTRUSTED, "noised minibatch gradients, uncompressed", SOTERIA,
         example={"clip": 1.0, "batch": 8}, sampling="poisson", compression="none", theory=theory.gradient,
-        rate=PLAIN_RATE, cost="b", printed=Printed(EQ4, printed_mean(lambda case: case.batch)),
+        rate=PLAIN_RATE, cost="b", printed=Printed(EQ4, printed_mean(lambda case: case.batch)), **BEFORE,
     ),
     "ldp-svrg": Entry(
         SVRG, UNTRUSTED, "SVRG in the silos, uncompressed", SOTERIA,
         example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3}, compression="none", theory=svrg_choice,
-        rate=PLAIN_RATE, cost="2b (+ n at a snapshot)", printed=Printed(EQ4, printed_reduced(Recomputed)), **TWO_LEVEL,
+        rate=PLAIN_RATE, cost="2b (+ n at a snapshot)", printed=Printed(EQ4, printed_reduced(Recomputed)),
+        **TWO_LEVEL, **BEFORE,
     ),
 }  # fmt: skip

@@ -156,12 +156,13 @@ def difference_noise(c: Choice, stream: str = "difference", **options: int) -> f
     return MOVES * math.sqrt(count / share) / (c.rho * c.reach)
 
 
-def stable_step(c: Choice, noise: float, span: float) -> float:
+def stable_step(c: Choice, noise: float, span: float, steps: int = 1) -> float:
     """The longest step at which noise gathered over `span` rounds stays below the descent.
 
-    DIFF2, Thm 4.3, min(1/L, 1/(sqrt(T d) L sigma2)), with the constants of Lowy et al.'s proof of Thm F.1.
+    DIFF2, Thm 4.3, min(1/L, 1/(sqrt(T d) L sigma2)), with the constants of Lowy et al.'s proof of Thm F.1. With K local
+    steps a round only the second part is divided by K (DIFF2, Thm F.4): what is descent needs no shorter steps.
     """
-    return min(0.5, 1 / math.sqrt(8 * span * c.d * noise**2) if noise else 0.5) / c.L
+    return min(0.5, 1 / (steps * math.sqrt(8 * span * c.d * noise**2)) if noise else 0.5) / c.L
 
 
 def optimum(c: Choice) -> float:

@@ -8,7 +8,8 @@ and rescales. The paper's analyser subtracts p b n where the number of messages 
 back L where N L belongs (errata, E18); all integers here are centred, so no count enters at all.
 
 A silo draws the coins of all its records at once, one binomial per coordinate, and the silos' coins
-sum to that one binomial. The law is exact (`silodp.privacy.coins`), by inversion of 64 random bits.
+sum to that one binomial. The law is exact (`silodp.privacy.coins`), by inversion of 64 random bits, or of 128 where a
+large epsilon leaves so few coins that their far tail matters.
 
 Formal guarantee: `silodp.privacy.coins`, for whoever sees the sums over all silos. The certificate
 does NOT cover a server that sees a silo's part of them: either the integers are sent as single,
@@ -35,8 +36,10 @@ from silodp.facts import Declared, Facts, Stream
 from silodp.privacy import accountant
 from silodp.privacy.coins import (
     FEWEST_BITS,
+    TAILS,
     cumulative_words,
     dominating_gaussian,
+    fine_words,
     gaussian_multiplier,
     sensitivity,
 )
@@ -50,19 +53,19 @@ _LARGEST_TABLE_BITS = 2**38  # a table of 5 million entries
 class CoinTables(eqx.Module):
     """Draws heads - bits/2 for several numbers of fair coins, by inverting their distribution functions."""
 
-    high: UInt32[Array, " entries"]  # all tables one after the other
-    low: UInt32[Array, " entries"]
+    parts: tuple[UInt32[Array, " entries"], ...]  # 32 bits each, the highest first; all tables one after the other
     starts: Int[Array, " tables"]
     sizes: Int[Array, " tables"]
     halvings: int = eqx.field(static=True)
 
-    def __init__(self, bits: Sequence[int]):
+    def __init__(self, bits: Sequence[int], words: int = 64):
         if max(bits) > _LARGEST_TABLE_BITS:
             raise ValueError(f"bits must be at most {_LARGEST_TABLE_BITS}, not {max(bits)}: lower `levels`")
-        tables = [cumulative_words(each) for each in bits]
-        sizes, words = [table.size for table in tables], np.concatenate(tables)
-        self.high = jnp.asarray((words >> np.uint64(32)).astype(np.uint32))
-        self.low = jnp.asarray(words.astype(np.uint32))
+        tables = [cumulative_words(each) if words == 64 else fine_words(each) for each in bits]
+        sizes, entries = [table.size for table in tables], np.concatenate(tables)
+        whole = np.uint64 if words == 64 else int  # Python's own where 64 bits are not enough
+        cut = lambda shift: (entries >> whole(shift)) & whole(2**32 - 1)
+        self.parts = tuple(jnp.asarray(cut(shift).astype(np.uint32)) for shift in range(words - 32, -1, -32))
         self.starts = jnp.asarray(np.cumsum([0, *sizes[:-1]]), jnp.int32)
         self.sizes = jnp.asarray(sizes, jnp.int32)
         self.halvings = max(sizes).bit_length()
@@ -73,15 +76,16 @@ class CoinTables(eqx.Module):
         return (np.asarray(self.sizes) + 1) // 2
 
     def draw(self, random: Randomness, shape: Shape, table: int | Array = 0, step: Step = 0) -> Int[Array, "..."]:
-        """The number of the table's words not above a random 64-bit word, minus the central one."""
-        high, low = random.bits("coins", (2, *shape), step)
+        """The number of the table's words not above a random word, minus the central one."""
+        word = random.bits("coins", (len(self.parts), *shape), step)
         start, size = self.starts[table], self.sizes[table]
 
         def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             left, right = bracket
             middle = (left + right) // 2
-            at_high, at_low = self.high[middle], self.low[middle]
-            passed = (at_high < high) | ((at_high == high) & (at_low <= low))
+            passed = jnp.ones(shape, bool)
+            for part, drawn in reversed(list(zip(self.parts, word, strict=True))):
+                passed = (part[middle] < drawn) | ((part[middle] == drawn) & passed)
             open_ = left < right
             return (
                 jnp.where(open_ & passed, middle + 1, left),
@@ -102,12 +106,12 @@ class PVec(eqx.Module):
     tables: CoinTables  # one for each number of records that a silo sends for
     table_of: Int[Array, " silos"]
 
-    def __init__(self, levels: int, bits_per_record: int, sent: Sequence[int]):
+    def __init__(self, levels: int, bits_per_record: int, sent: Sequence[int], words: int = 64):
         if levels < 2 or levels % 2:
             raise ValueError(f"levels must be even and at least 2, not {levels}")
         self.levels, self.bits_per_record, self.sent = levels, bits_per_record, tuple(sent)
         counts, table_of = np.unique(sent, return_inverse=True)
-        self.tables = CoinTables([bits_per_record * int(count) for count in counts])
+        self.tables = CoinTables([bits_per_record * int(count) for count in counts], words)
         self.table_of = jnp.asarray(table_of, jnp.int32)
         largest = sum(sent) * levels // 2 + int(self.tables.reach[table_of].sum())
         if largest >= 2**31:
@@ -222,10 +226,12 @@ class Summed(Channel):
                 continue
             shift, shares = self._shift(declared, name), declared.divisors(name)
             # Fewer coins than there are: their Gaussian equivalent has been rounded down already.
-            coins = (2 * spent.multiplier * shift) ** 2 * shares[silo] / declared.facts.fewest(shares)
+            every = (2 * spent.multiplier * shift) ** 2
+            coins = every * shares[silo] / declared.facts.fewest(shares)
             if coins < FEWEST_BITS:
                 return dict.fromkeys(("other_silos_collude", "masks_are_broken"), math.inf)
-            noise = dominating_gaussian(2 * int(coins / 2), shift)
+            words = self._words(declared, name, 2 * int(every / 2), delta) or 64
+            noise = dominating_gaussian(2 * int(coins / 2), shift, TAILS[words])
             lost += spent.releases.count * known_dimension(declared, name) * noise.lost
             left.append(replace(spent, multiplier=noise.std / shift))
         epsilon = accountant.epsilon(left, delta - lost) if delta > lost else math.inf
@@ -243,25 +249,24 @@ class Summed(Channel):
         records = int(declared.facts.fewest(sent))
         needed = 0.0 if multipliers is None else float(np.max(np.asarray(multipliers)))
         target = (2 * needed * sensitivity(self.grid, size)) ** 2
-        per_record = max(2, 2 * int(np.ceil(max(target, FEWEST_BITS) / records / 2)))
-        while gaussian_multiplier(per_record * records, self.grid, size) < needed:
+        least = max(2, 2 * int(np.ceil(max(target, FEWEST_BITS) / records / 2)))
+        words = 64 if multipliers is None else self._words(declared, name, least * records, delta)
+        if words is None:
+            raise ConfigError(f"privacy.epsilon: too large for pvec's few coins at delta {delta:g}; lower it")
+        per_record = least
+        while gaussian_multiplier(per_record * records, self.grid, size, TAILS[words]) < needed:
             per_record += max(2, 2 * (per_record // 20_000))
-        if multipliers is not None:
-            self._check_tail(declared, name, per_record * records, delta)
         try:
-            return PVec(self.grid, per_record, sent)
+            return PVec(self.grid, per_record, sent, words)
         except ValueError as error:
             raise ConfigError(f"algorithm.grid: {error}") from None
 
-    def _check_tail(self, declared: Declared, name: str, coins: int, delta: float) -> None:
-        """The coins are no worse than a Gaussian but for a far tail, which must not matter beside delta."""
-        lost = dominating_gaussian(coins, self._shift(declared, name)).lost
-        count = max(stream.count for stream in declared.each(name))
-        if lost * count * known_dimension(declared, name) > 1e-6 * delta:
-            raise ConfigError(
-                f"privacy.epsilon: too large for pvec's few coins at delta {delta:g}; "
-                "use algorithm.randomizer = 'duchi'"
-            )
+    def _words(self, declared: Declared, name: str, coins: int, delta: float) -> int | None:
+        """The coins are no worse than a Gaussian but for a far tail, which must not matter beside delta: the random
+        bits of a draw that reach far enough, if any do."""
+        uses = max(stream.count for stream in declared.each(name)) * known_dimension(declared, name)
+        lost = lambda tail: dominating_gaussian(coins, self._shift(declared, name), tail).lost * uses
+        return next((words for words, tail in TAILS.items() if lost(tail) <= 1e-6 * delta), None)
 
     def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
         mean = per_record(answer)

@@ -107,13 +107,11 @@ class Shuffled(Channel):
         return {"privacy.trust": trust_of(self, Shuffled), "algorithm.randomizer": name}
 
     def batches(self, kind: str | None, asked: bool) -> str | None:
-        if kind != "poisson":
-            return kind
-        if asked:
+        if kind == "poisson" and asked:
             raise ConfigError(
                 "algorithm.sampling = 'poisson': a shuffler releases an agreed number of messages; use 'fixed'"
             )
-        return "fixed"
+        return "fixed" if kind in (None, "poisson") else kind
 
     def check(self, declared: Declared, options: Any) -> None:
         check_alike(declared, options)

@@ -35,6 +35,7 @@ from silodp.deploy.remote import Echoes, Remote, Rpc
 from silodp.deploy.signing import canonical
 from silodp.errors import ConfigError, Refused
 from silodp.models import Model
+from silodp.objective import penalised
 from silodp.plan.parts import trained_model
 
 CHECKPOINT, MODEL, CERTIFICATES, STATUS = (
@@ -105,12 +106,13 @@ class Driver:
         fed = MessageFederation(self.plan, self.links, None)
         fed.coins, fed.skips = Recorded(self.folder), not self.document.waits
         moment = fed.whiten()
-        algorithm = self.plan.training.algorithm
+        x0, unravel = ravel_pytree(self.model.init(jax.random.key(self.plan.config.run.seed)))
+        algorithm = penalised(self.model, unravel, self.plan.training.algorithm)
         if moment is not None:
             algorithm = self.plan.whitening(moment).algorithm(algorithm)
-        x0 = ravel_pytree(self.model.init(jax.random.key(self.plan.config.run.seed)))[0]
         fed.start(x0)
-        output = self._rounds(fed, algorithm, algorithm.init(x0), x0)
+        state = algorithm.init(x0)
+        output = self._rounds(fed, algorithm, state, algorithm.result(state))
         return self._finish(np.asarray(output))
 
     def _open(self) -> None:
@@ -134,7 +136,7 @@ class Driver:
             began = time.perf_counter()
             fed.begin_round(r)
             state = algorithm.round(state, fed)
-            output = averaged(output, state.x, r + 1, rounds, average)
+            output = averaged(output, algorithm.result(state), r + 1, rounds, average)
             self._save((state, output, fed.accounts, fed.end.memory), r + 1)
             self.seconds.append(time.perf_counter() - began)
             self._status(r + 1, rounds)

@@ -26,7 +26,7 @@ from silodp.deploy.shuffler import ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
 from silodp.facts import Facts, Stream
-from silodp.objective import build_objective, example_record
+from silodp.objective import build_objective, example_record, with_penalty
 from silodp.plan.checks import vouched_bounds
 from silodp.plan.make import make_plan
 from silodp.plan.parts import WHITENING, trained_model, trained_on
@@ -96,9 +96,9 @@ class SiloServer:
     def _enter(self, records: PyTree[Array]) -> None:
         """The stage `plan` on these records. Nothing is forgotten of what was spent."""
         # A silo believes nobody: that the queries let nothing out it has to see for itself.
-        vouched_bounds(self.plan, self.objective, jax.tree.map(lambda leaf: leaf[None], records))
-        self.site = replace(self.site, records=records)
-        self.algorithm = self.plan.algorithm
+        objective, self.algorithm = with_penalty(self.objective, self.plan.algorithm)
+        vouched_bounds(self.plan, objective, jax.tree.map(lambda leaf: leaf[None], records))
+        self.site = replace(self.site, records=records, objective=objective)
         self.memory: Any = ()
         self.answered: set[tuple[int, str]] = set()  # of this round
         self.released: list[Stream] = []  # in this round
@@ -121,7 +121,7 @@ class SiloServer:
             raise Refused("whiten: this moment whitens nothing; the run has diverged, or was meant to")
         self.plan, self.moment = self.whole.training, np.asarray(moment)
         self._enter(whitening.records(self.site.records))
-        self.algorithm = whitening.algorithm(self.plan.algorithm)
+        self.algorithm = whitening.algorithm(self.algorithm)
 
     def _check_plan(self) -> None:
         """The noise that was sent must be what the agreed config needs, and a seed only stands in a test."""
@@ -145,10 +145,12 @@ class SiloServer:
         if self.started:
             raise Refused("start: this run has begun already")
         self._check_points("start", [x0], [(self.objective.parameters,)])
-        self.memory, self.started = self._remembered(x0), True
+        (self.memory, self.account), self.started = self._remembered(x0), True
 
-    def _remembered(self, x0: Array) -> PyTree:
-        return self.algorithm.remember(self._silo(jnp.int32(-1), (), self.account, self.batch_seed), x0)
+    def _remembered(self, x0: Array) -> tuple[PyTree, Account]:
+        """What the algorithm keeps, and the account with what it took to compute that."""
+        silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
+        return self.algorithm.remember(silo, x0), silo.account
 
     def ready(self) -> dict[str, Any]:
         """What the others have to know of a silo that has its plan."""
@@ -190,7 +192,7 @@ class SiloServer:
             self._whiten(jnp.asarray(arrays["moment"]))
         self.end.restore(header["end"])
         if header["started"]:
-            self.memory = jax.eval_shape(self._remembered, jnp.zeros(self.objective.parameters))
+            self.memory = jax.eval_shape(self._remembered, jnp.zeros(self.objective.parameters))[0]
         for part in KEPT:
             structure = jax.tree.structure(getattr(self, part))
             leaves = [jnp.asarray(arrays[f"{part}/{i}"]) for i in range(structure.num_leaves)]
@@ -328,7 +330,7 @@ def respond(
         return {"kind": "ready", "fingerprint": fingerprint}, {}
     if kind == "start":
         server.start(jnp.asarray(arrays["x0"]))
-        return {"kind": "ready"}, {}
+        return {"kind": "ready", "gradients": float(server.account.gradients)}, {}
     if kind == "whiten":
         server.whiten(jnp.asarray(arrays["moment"]))
         return {"kind": "ready"}, {}

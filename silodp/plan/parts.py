@@ -107,6 +107,7 @@ def settled_facts(config: Config, facts: Facts) -> Facts:
         participation=options.participation,
         seed=config.run.seed,
         scheduled=options.schedule == "fixed" and options.participation is not None,
+        same_silos=getattr(options, find(options.name).same_silos or "", None) or 1,
     )
 
 

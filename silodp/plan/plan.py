@@ -16,7 +16,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from silodp.algorithms.entry import Entry, prox_kind
+from silodp.algorithms.entry import Entry
+from silodp.algorithms.proofs import Verdict, verdict
+from silodp.algorithms.theory import Choice
 from silodp.channels import Channel
 from silodp.config import Config
 from silodp.core import Algorithm
@@ -169,15 +171,15 @@ class Plan:
         return accountant.epsilon(self.spent(silo), self.config.privacy.delta if delta is None else delta)
 
     @property
-    def theorem(self) -> str | None:
-        """The theorem that covers the run's utility; None: unproved (the guarantee does not depend on it)."""
-        options = self.config.algorithm
-        compressor = getattr(self.channel, "compressor", None)
-        compression = "none" if compressor is None else "unbiased" if compressor.unbiased else "biased"
-        batches = options.batch is None or self.entry.sampling is not None
-        alike = options.weights == "equal" or self.channel.weighs_by_size
-        usual = batches and options.participation is None and alike
-        return self.entry.theorem(self.channel.name, prox_kind(options.prox), compression, usual=usual)
+    def theorem(self) -> Verdict:
+        """The theorem that covers the run's utility, or why none does (the guarantee does not depend on it)."""
+
+        def nothing(stream: str, options: dict[str, Any]) -> tuple[int, float]:
+            raise ValueError(f"stream {stream!r}: a theorem's conditions speak of no stream")
+
+        return verdict(
+            self.entry, Choice(self.config.algorithm, self.config.privacy, self.facts, self.channel, nothing)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """All that another party needs to hold the same plan. Infinite noise is written as null."""

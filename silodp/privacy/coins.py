@@ -17,12 +17,16 @@ same: its tails are heavier and no accountant covers it.
 """
 
 import math
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
 
-_TAIL = 9.0  # deviations up to which the slope is taken
+# Deviations up to which the slope is taken, by the random bits of a draw: further out a draw of so few bits never gets.
+# Few coins (a large epsilon) are told apart further out, and are drawn with more bits.
+TAILS = {64: 9.0, 128: 12.5}
+_TAIL = TAILS[64]
 FEWEST_BITS = 2_000
 
 
@@ -33,16 +37,19 @@ class Dominating(NamedTuple):
     lost: float
 
 
-def dominating_gaussian(bits: int, largest_shift: float) -> Dominating:
-    """The Gaussian noise that `bits` fair coins are at least as private as, per coordinate."""
+def dominating_gaussian(bits: int, largest_shift: float, tail: float = _TAIL) -> Dominating:
+    """The Gaussian noise that `bits` fair coins are at least as private as, per coordinate.
+
+    tail: deviations beyond which nothing is promised; what may happen there is `lost`.
+    """
     if bits < FEWEST_BITS:
         raise ValueError(f"bits must be at least {FEWEST_BITS} for a tight bound, not {bits}")
-    below = np.cumsum(centred_probabilities(bits, _TAIL + 4))
+    below = np.cumsum(centred_probabilities(bits, tail + 4))
     middle = below.size // 2
-    first = max(0, middle - math.ceil(_TAIL * math.sqrt(bits) / 2))
+    first = max(0, middle - math.ceil(tail * math.sqrt(bits) / 2))
     quantiles = ndtri_exp(np.log(below[first : middle + 1]))
     std = 1 / float(np.max(np.diff(quantiles)))
-    return Dominating(std, math.exp(float(log_ndtr(largest_shift / std - _TAIL))))
+    return Dominating(std, math.exp(float(log_ndtr(largest_shift / std - tail))))
 
 
 def sensitivity(levels: int, dimension: int) -> float:
@@ -50,10 +57,10 @@ def sensitivity(levels: int, dimension: int) -> float:
     return levels + 2 * math.sqrt(dimension)
 
 
-def gaussian_multiplier(bits: int, levels: int, dimension: int) -> float:
+def gaussian_multiplier(bits: int, levels: int, dimension: int, tail: float = _TAIL) -> float:
     """Noise std over sensitivity of the Gaussian release that stands for one P_vec sum."""
     shift = sensitivity(levels, dimension)
-    return dominating_gaussian(bits, shift).std / shift
+    return dominating_gaussian(bits, shift, tail).std / shift
 
 
 def centred_probabilities(bits: int, deviations: float) -> np.ndarray:
@@ -80,3 +87,11 @@ def cumulative_words(bits: int, deviations: float = 12.0) -> np.ndarray:
     excess = int(words.sum(dtype=object)) - 2**64
     words[words.size // 2] = np.uint64(int(words[words.size // 2]) - excess)
     return np.cumsum(words)[:-1]
+
+
+def fine_words(bits: int) -> np.ndarray:
+    """The same with 128 bits, for few coins: the law is right as far out as 12.5 deviations."""
+    masses = [int(mass) for mass in np.rint(np.ldexp(centred_probabilities(bits, 15.0), 128))]
+    masses = [mass for mass in masses if mass]
+    masses[len(masses) // 2] -= sum(masses) - 2**128
+    return np.array(list(accumulate(masses))[:-1], object)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
 from silodp.core import Algorithm, Silo, Site, ask, privatised
-from silodp.facts import participants
+from silodp.facts import silos_of_round
 from silodp.objective import Objective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Account, Answer, Public, Vector
@@ -56,6 +56,7 @@ class SimulatedFederation:
         key: Key[Array, ""],
         round: Int[Array, ""],
         ends: Ends,
+        same_silos: int = 1,
     ):
         self.objective, self.channel, self.data, self.key, self.round, self.ends = (
             objective, channel, silos, key, round, ends,
@@ -63,7 +64,7 @@ class SimulatedFederation:
         self.silos = len(silos)
         self.server = SeededRandomness(party_key(key, round, SERVER))
         self.everyone = participation is None or participation == self.silos
-        self.present = participants(self.server, self.silos, participation)
+        self.present = silos_of_round(key, round, self.silos, participation, same_silos)
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
         ends = self.ends
@@ -145,12 +146,13 @@ def opening(
 ) -> Ends:  # fmt: skip
     """Both ends before the first round."""
 
-    def remember(records: PyTree, size: Array, index: Array) -> PyTree:
+    def remember(records: PyTree, size: Array, index: Array) -> tuple[PyTree, Account]:
         site = Site(objective, channel, records, size, index)
         coins = SeededRandomness(party_key(key, -1, index))
-        return algorithm.remember(Silo(site, jnp.int32(-1), coins, (), Account.empty(streams)), x0)
+        silo = Silo(site, jnp.int32(-1), coins, (), Account.empty(streams))
+        return algorithm.remember(silo, x0), silo.account
 
     count = len(silos)
-    memory = jax.vmap(remember)(silos.records, silos.sizes, jnp.arange(count))
+    memory, accounts = jax.vmap(remember)(silos.records, silos.sizes, jnp.arange(count))
     wire = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), channel.remember(sizes))
-    return Ends(memory, wire, channel.open(sizes), Account.empty(streams, (count,)), jnp.zeros(2))
+    return Ends(memory, wire, channel.open(sizes), accounts, jnp.zeros(2))

@@ -73,9 +73,10 @@ def measure(
     """F + psi, |grad F|^2 (or of the proximal gradient mapping), the mean loss and metric on the test set, and what is
     wanted beside."""
     value, gradient = value_and_gradient(objective, silos, x)
-    moved = algorithm.prox(x - algorithm.step_size * gradient, algorithm.step_size)
-    mapping = gradient if isinstance(algorithm.prox, NoProx) else (x - moved) / algorithm.step_size
-    row = {"objective": value + algorithm.prox.penalty(x), "gradient_norm2": jnp.sum(mapping**2)}
+    psi = algorithm.psi
+    moved = psi(x - algorithm.step_size * gradient, algorithm.step_size)
+    mapping = gradient if isinstance(psi, NoProx) else (x - moved) / algorithm.step_size
+    row = {"objective": value + psi.penalty(x), "gradient_norm2": jnp.sum(mapping**2)}
     if test is not None:
         row["test_loss"] = jnp.mean(objective.losses(x, test))
     if test is not None and objective.model.metric is not None:
@@ -84,7 +85,7 @@ def measure(
     if wanted is not None and wanted.metrics:
         row |= own_metrics(objective, silos, test, x, wanted)
     if wanted is not None and wanted.per_silo:
-        row |= silo_columns(objective, silos, algorithm.prox.penalty(x), x, [name for name, _ in wanted.silos])
+        row |= silo_columns(objective, silos, psi.penalty(x), x, [name for name, _ in wanted.silos])
     return row
 
 

@@ -31,7 +31,7 @@ class Run:
 
     Args:
         directory: where its files are. config: what was run. history: rows of what was measured.
-        params: of the last iterate. drawn: of the iterate of a uniformly drawn round.
+        params: of the last iterate. drawn: of the iterate that the theorem speaks of, mostly one drawn at random.
         summary: last row, guarantee, timing, versions. model: what `params` belong to.
 
     Example:
@@ -68,8 +68,13 @@ class Run:
 
 
 def summary_of(
-    prepared: Prepared, statement: dict[str, Any] | None, final: dict[str, float], timing: dict[str, float]
+    prepared: Prepared,
+    statement: dict[str, Any] | None,
+    final: dict[str, float],
+    drawn: dict[str, float],
+    timing: dict[str, float],
 ) -> dict[str, Any]:
+    """`drawn`: what was measured at the iterate that the theorem speaks of."""
     plan, objective = prepared.plan, prepared.ground.objective
     return {
         "algorithm": plan.config.algorithm.name,
@@ -79,10 +84,12 @@ def summary_of(
         "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
         "delta": plan.config.privacy.delta if statement else None,
         "final": final,
-        "drawn_round": int(drawn_round(prepared.setting.key, prepared.problem.rounds)) + 1,
+        "drawn_round": round_of_drawn(prepared),
+        "drawn": drawn,
         "silos": [{"silo": n, "records": s} for n, s in zip(plan.facts.names, plan.facts.sizes, strict=True)],
         "parameters": objective.parameters,
-        "theorem": plan.theorem,
+        "theorem": plan.theorem.label,
+        "no_theorem_because": plan.theorem.fails,
         "chosen_by_theory": plan.chosen,
         "engine": objective.engine,
         "engine_reason": objective.engine_reason,
@@ -96,3 +103,11 @@ def summary_of(
             prepared.data, objective.model.metric, without_privacy=statement is None or statement["stamp"] is not None
         ),
     }
+
+
+def round_of_drawn(prepared: Prepared) -> int:
+    """After how many rounds (or, of local steps, in which round) the iterate was reached that the theorem speaks of."""
+    rounds, output = prepared.problem.rounds, prepared.setting.algorithm.output
+    if output == "last":
+        return rounds
+    return int(drawn_round(prepared.setting.key, rounds)) + (output != "before")

@@ -22,7 +22,7 @@ from silodp.deploy.coordinator import message_federation
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.models import Model
-from silodp.objective import ModelObjective, build_objective, example_record, parameter_count
+from silodp.objective import ModelObjective, build_objective, example_record, parameter_count, with_penalty
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
 from silodp.plan.checks import outside_words, vouched_bounds
 from silodp.plan.claim import claim_of
@@ -49,8 +49,10 @@ from silodp.run.simulate import (
     begin,
     compile_run,
     drawn_round,
+    measure_point,
     measured,
     only_round,
+    shown,
     simulate,
 )
 from silodp.whiten import STREAM as MOMENT
@@ -189,14 +191,16 @@ def assembled(
 ) -> Prepared:
     """The training stage of a plan, on records as earlier stages have left them, with what those have spent."""
     config, stage = plan.config, plan.training
+    objective, algorithm = with_penalty(ground.objective, plan.algorithm)
     problem = Problem(
-        objective=ground.objective,
+        objective=objective,
         silos=ground.silos(stage),
         test=ground.test,
         rounds=stage.facts.rounds,
         every=config.run.every or max(1, stage.facts.rounds // HISTORY_ROWS),
         streams=tuple((name, stage.sizes.get(name, 0)) for name in stage.streams),
         participation=stage.facts.participation,
+        same_silos=stage.facts.same_silos,
         wanted=ground.wanted(config),
         average=min(config.algorithm.average or 1, stage.facts.rounds),
     )
@@ -204,9 +208,9 @@ def assembled(
     x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
     if ground.metrics:
         jax.eval_shape(partial(measured, problem, plan.algorithm), x0)  # a metric that cannot be computed is found here
-    algorithm = plan.algorithm if ground.whitening is None else ground.whitening.algorithm(plan.algorithm)
+    algorithm = algorithm if ground.whitening is None else ground.whitening.algorithm(algorithm)
     setting = Setting(algorithm, stage.noised, jax.random.key(seed), x0)
-    vouched = {**(bounds or {}), **vouched_bounds(stage, ground.objective, ground.records)}
+    vouched = {**(bounds or {}), **vouched_bounds(stage, objective, ground.records)}
     return Prepared(ground, plan, problem, setting, vouched, before)
 
 
@@ -364,13 +368,14 @@ def run_messages(
         if moment is not None:
             prepared = assembled(ground.whitened(plan.whitening(moment)), plan, prepared.bounds)
         algorithm, numbers = prepared.setting.algorithm, measurement(prepared)
-        drawn, output = x0, x0
+        before = algorithm.init(x0)
+        drawn = output = algorithm.result(before)
         chosen = int(drawn_round(prepared.setting.key, problem.rounds))
-        history.add([{"round": 0.0} | numbers(x0) | fed.take_costs()], x0)
-        history.tell(x0)
+        history.add([{"round": 0.0} | numbers(output) | fed.take_costs()], output)
+        history.tell(output)
         for r, state in enumerate(fed.rounds(algorithm, x0), start=1):
-            drawn = state.x if r == chosen + 1 else drawn
-            output = averaged(output, state.x, r, problem.rounds, problem.average)
+            drawn, before = shown(algorithm, before, state, drawn, r == chosen + 1), state
+            output = averaged(output, algorithm.result(state), r, problem.rounds, problem.average)
             if r % problem.every == 0 or r == problem.rounds:
                 history.add([{"round": float(r)} | numbers(output) | fed.take_costs()], output)
                 bar(r, history.rows[-1])
@@ -383,8 +388,8 @@ def run_messages(
 
 
 def measurement(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
-    compiled = jax.jit(partial(measured, prepared.problem, prepared.plan.algorithm))
-    return lambda x: {name: float(value) for name, value in compiled(x).items()}
+    problem, algorithm = prepared.problem, prepared.plan.algorithm
+    return lambda x: {name: float(value) for name, value in measure_point(problem, algorithm, x).items()}
 
 
 def finish(
@@ -408,7 +413,7 @@ def finish(
     directory.save_model(params, drawn_params, None if whitening is None else whitening.matrix)
     if config.run.trajectory:
         directory.save_trajectory(objective.parameters)
-    summary = summary_of(prepared, statement, history[-1], timing)
+    summary = summary_of(prepared, statement, history[-1], measurement(prepared)(drawn), timing)
     for ending in config.run.figures:
         run_figure(directory.path / "figures" / f"history.{ending}", summary, history)
     directory.write_json("summary.json", summary)

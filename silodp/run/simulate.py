@@ -39,6 +39,7 @@ class Problem(eqx.Module):
     every: int = eqx.field(static=True)
     streams: tuple[tuple[str, int], ...] = eqx.field(static=True)  # with the numbers in a release, 0: stays in the silo
     participation: int | None = eqx.field(static=True, default=None)
+    same_silos: int = eqx.field(static=True, default=1)  # rounds through which the same ones answer
     wanted: Wanted | None = eqx.field(static=True, default=None)  # columns beside the usual ones
     average: int = eqx.field(static=True, default=1)  # last iterates whose mean is the result
 
@@ -58,7 +59,7 @@ class Carry(eqx.Module):
     round: Int[Array, ""]
     state: PyTree
     ends: Ends
-    drawn: Vector  # the iterate after a round drawn uniformly beforehand
+    drawn: Vector  # what the theorem speaks of: an iterate of a round drawn uniformly beforehand, or the last one
     output: Vector  # the result so far
 
 
@@ -74,7 +75,8 @@ def start(problem: Problem, setting: Setting) -> Carry:
         setting.key,
     )
     state = setting.algorithm.init(setting.x0)
-    return Carry(jnp.int32(0), state, ends, setting.x0, setting.x0)
+    first = setting.algorithm.result(state)
+    return Carry(jnp.int32(0), state, ends, first, first)
 
 
 def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
@@ -86,11 +88,20 @@ def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
         setting.key,
         carry.round,
         carry.ends,
+        problem.same_silos,
     )
-    state = setting.algorithm.round(carry.state, Door(fed, setting.algorithm, problem.objective.parameters))
-    drawn = jnp.where(carry.round == drawn_round(setting.key, problem.rounds), state.x, carry.drawn)
-    output = averaged(carry.output, state.x, carry.round + 1, problem.rounds, problem.average)
+    algorithm = setting.algorithm
+    state = algorithm.round(carry.state, Door(fed, algorithm, problem.objective.parameters))
+    drawn = shown(algorithm, carry.state, state, carry.drawn, carry.round == drawn_round(setting.key, problem.rounds))
+    output = averaged(carry.output, algorithm.result(state), carry.round + 1, problem.rounds, problem.average)
     return Carry(carry.round + 1, state, fed.ends, drawn, output)
+
+
+def shown(algorithm: Algorithm, before: Any, after: Any, drawn: Vector, chosen: Any) -> Vector:
+    """The iterate that the theorem speaks of, after this round; `chosen`: whether this is the round that was drawn."""
+    if algorithm.output == "last":
+        return algorithm.result(after)
+    return jnp.where(chosen, algorithm.candidate(before, after), drawn)
 
 
 @eqx.filter_jit
@@ -114,6 +125,9 @@ def block(problem: Problem, setting: Setting, carry: Carry) -> tuple[Carry, dict
 
 def measured(problem: Problem, algorithm: Algorithm, x: Vector) -> dict[str, Array]:
     return measure(problem.objective, problem.silos, problem.test, algorithm, x, problem.wanted)
+
+
+measure_point = eqx.filter_jit(measured)  # one program for all runs of the same shapes
 
 
 def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:

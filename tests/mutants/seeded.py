@@ -130,10 +130,16 @@ MUTANTS = [
     ),
     Mutant(
         "running-sums-charged-once", "silodp/sampling.py",
-        'in all."""\n\n    def sampling(self, records: int) -> kinds.Sampling:\n        return kinds.Full()',
-        'in all."""\n\n    def sampling(self, records: int) -> kinds.Sampling:\n        return kinds.Disjoint()',
+        "else self.chunk\n\n    def sampling(self, records: int) -> kinds.Sampling:\n        return kinds.Full()",
+        "else self.chunk\n\n    def sampling(self, records: int) -> kinds.Sampling:\n        return kinds.Disjoint()",
         "a record stays in mu2's running sum for all later rounds",
         "tests/test_plan.py::test_running_sums_are_charged_in_every_round",
+    ),
+    Mutant(
+        "smaller-chunks-forgotten", "silodp/algorithms/mu2.py",
+        "MOVES * clip / self.batch.least(silo.size)", "s.bound",
+        "a record of an earlier, smaller chunk moves mu2's running sum by more than one of this round",
+        "tests/test_twins.py::test_mu2s_bound_is_that_of_the_smallest_chunk",
     ),
     Mutant(
         "two-level-bound", "silodp/sampling.py",
@@ -324,7 +330,7 @@ MUTANTS = [
     ),
     Mutant(
         "coins-rounded-down", "silodp/channels/pvec.py",
-        "return PVec(self.grid, per_record, sent)", "return PVec(self.grid, 2 * (per_record * 9 // 20), sent)",
+        "return PVec(self.grid, per_record, sent, words)", "return PVec(self.grid, 2 * (per_record * 9 // 20), sent, words)",
         "fewer coins than the multiplier needs",
         "tests/test_channels_shuffled.py::test_the_coins_of_any_silos_that_may_meet_in_a_round_suffice",
     ),

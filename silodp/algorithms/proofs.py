@@ -1,0 +1,114 @@
+"""Which theorem covers a run's utility, and which of its conditions were checked for it.
+
+A theorem speaks of one algorithm under one trust model, with constants G and L of the loss, and only for steps, clips
+and batches that satisfy its conditions. A run gets its name when every condition holds. A constant that the config does
+not give (`smoothness`, `gradient_bound`, ...) leaves a condition open, and then there is no label either. That the loss
+is what the theorem assumes (smooth, Lipschitz, convex or PL) nobody can check: it is the user's word. Privacy does not
+depend on any of this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from silodp.algorithms.entry import prox_of
+from silodp.errors import ConfigError
+from silodp.prox import NoProx
+
+if TYPE_CHECKING:
+    from silodp.algorithms.entry import Entry
+    from silodp.algorithms.theory import Choice
+
+NEAR = 1 + 1e-6  # numbers pass through float32
+Condition = tuple[str, Callable[["Choice"], bool]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The theorem, or what it fails by."""
+
+    name: str | None
+    checked: tuple[str, ...] = ()
+    fails: str | None = None
+
+    @property
+    def label(self) -> str | None:
+        return None if self.name is None else f"{self.name} (checked: {', '.join(self.checked)})"
+
+
+def verdict(entry: Entry, c: Choice) -> Verdict:
+    """The theorem that covers these options, if all its conditions hold."""
+    name = entry.proved.get(c.channel.name)
+    if name is None:
+        return Verdict(None, fails=f"no theorem for {c.options.name} under this trust model")
+    try:
+        conditions = [*usual(entry, c), *entry.conditions]
+        failed = next((words for words, holds in conditions if not holds(c)), None)
+    except ConfigError as missing:
+        return Verdict(None, fails=str(missing))
+    if failed is not None:
+        return Verdict(None, fails=f"not met: {failed}")
+    return Verdict(entry.case(c) if entry.case else name, tuple(words for words, _ in conditions))
+
+
+def usual(entry: Entry, c: Choice) -> Iterable[Condition]:
+    """What all theorems assume."""
+    options, facts = c.options, c.facts
+    compressor = getattr(c.channel, "compressor", None)
+    yield "plain steps", lambda _: options.optimiser is None and options.step_decay is None
+    alike = options.weights == "equal" or c.channel.weighs_by_size
+    yield "silos weigh alike", lambda _: alike
+    if entry.any_prox:
+        yield "any prox", lambda _: True
+    else:
+        yield "no prox", lambda _: isinstance(prox_of(options.prox), NoProx)
+    if entry.compression in ("plain", "shifted"):
+        yield "an unbiased compressor", lambda _: compressor is not None and compressor.unbiased
+    else:
+        yield "no compressor", lambda _: compressor is None
+    if not entry.some_silos:
+        yield "all silos in every round", lambda _: facts.everyone
+    if not c.privacy.private and entry.private:
+        yield "noise for a target", lambda _: False
+
+
+def at_most(words: str, number: Callable[[Choice], float | None], limit: Callable[[Choice], float]) -> Condition:
+    """`number` is given and no larger than the limit."""
+
+    def holds(c: Choice) -> bool:
+        value, most = number(c), limit(c)
+        return value is not None and value <= most * NEAR
+
+    return words, holds
+
+
+def step(words: str, limit: Callable[[Choice], float]) -> Condition:
+    return at_most(f"step_size <= {words}", lambda c: c.options.step_size, limit)
+
+
+def at_least(words: str, number: Callable[[Choice], float | None], limit: Callable[[Choice], float]) -> Condition:
+    return words, lambda c: (number(c) or 0.0) * NEAR >= limit(c)
+
+
+CLIP = at_least("clip >= G", lambda c: c.options.clip, lambda c: c.G)
+DIFFERENCE = at_least("clip_difference >= L", lambda c: c.options.clip_difference, lambda c: c.L)
+CAPPED = at_least(  # the cap 2 * clip alone is as good as any L
+    "clip_difference >= L or left out",
+    lambda c: math.inf if c.options.clip_difference is None else c.options.clip_difference,
+    lambda c: c.L,
+)
+LOCAL = at_least("clip_local >= L", lambda c: c.options.clip_local if c.steps > 1 else math.inf, lambda c: c.L)
+HALF_STEP = step("1/(2 L)", lambda c: 1 / (2 * c.L))
+WHOLE_STEP = step("1/L", lambda c: 1 / c.L)
+FULL: Condition = (
+    "all records in every round",
+    lambda c: c.options.batch is None and c.options.batch_difference is None,
+)
+
+
+def small_epsilon(words: str, limit: Callable[[float], float]) -> Condition:
+    """`limit` of ln(1/delta)."""
+    return at_most(f"epsilon <= {words}", lambda c: c.epsilon, lambda c: limit(math.log(1 / c.privacy.delta)))

@@ -1,0 +1,131 @@
+"""What a server may do with private estimates beside a plain step: momentum, Adam, and steps that shrink.
+
+DIFF2 (Alg. 1, line 17) leaves the routine that uses the private gradient open, and SoteriaFL (Alg. 2) takes its step
+sizes as inputs. An optimiser here turns an estimate v into a direction, and x = prox(x - step_size * direction).
+It sees what is public already, so it costs no privacy, whatever the estimator and the trust model.
+
+    heavy-ball  m = momentum * m + v;                  direction m
+    nesterov    m = momentum * m + v;                  direction momentum * m + v
+    adam        m, s: running means of v and v^2;      direction m / (sqrt(s) + small), both corrected for their start
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+Vector = Float[Array, " d"]
+
+
+class Optimiser(eqx.Module):
+    """A direction from an estimate and what was kept."""
+
+    def open(self, x0: Vector) -> PyTree:
+        """What is kept before the first step."""
+        return jnp.zeros_like(x0)
+
+    def __call__(self, v: Vector, kept: PyTree) -> tuple[Vector, PyTree]:
+        raise NotImplementedError
+
+
+class Momentum(Optimiser):
+    """Heavy ball, or Nesterov's look ahead."""
+
+    momentum: Any
+    ahead: bool = eqx.field(static=True, default=False)
+
+    def __call__(self, v: Vector, kept: PyTree) -> tuple[Vector, PyTree]:
+        kept = self.momentum * kept + v
+        return (self.momentum * kept + v if self.ahead else kept), kept
+
+
+class Adam(Optimiser):
+    """Kingma and Ba 2015. `small` keeps coordinates that see noise only from being blown up."""
+
+    first: Any
+    second: Any
+    small: Any
+
+    def open(self, x0: Vector) -> PyTree:
+        return jnp.zeros_like(x0), jnp.zeros_like(x0), jnp.float32(0)
+
+    def __call__(self, v: Vector, kept: PyTree) -> tuple[Vector, PyTree]:
+        mean, square, count = kept
+        count = count + 1
+        mean, square = self.first * mean + (1 - self.first) * v, self.second * square + (1 - self.second) * v**2
+        unbiased = mean / (1 - self.first**count), square / (1 - self.second**count)
+        return unbiased[0] / (jnp.sqrt(unbiased[1]) + self.small), (mean, square, count)
+
+
+@dataclass(frozen=True)
+class Decay:
+    """By how much a round's step is shorter than the first."""
+
+    kind: str
+    number: float
+    rounds: int
+
+    def __call__(self, round: Any) -> Any:
+        t = jnp.float32(round)
+        if self.kind == "polynomial":
+            return (1 + t) ** -self.number
+        if self.kind == "exponential":
+            return self.number**t
+        return 1 - t / self.rounds
+
+
+# Kinds with their numbers: the smallest and largest value, and the one that is taken when it is left out.
+OPTIMISERS: dict[str, dict[str, tuple[float, float, float]]] = {
+    "heavy-ball": {"momentum": (0.0, 1.0, 0.9)},
+    "nesterov": {"momentum": (0.0, 1.0, 0.9)},
+    "adam": {"first": (0.0, 1.0, 0.9), "second": (0.0, 1.0, 0.999), "small": (0.0, math.inf, 1e-8)},
+}
+DECAYS: dict[str, dict[str, tuple[float, float, float]]] = {
+    "polynomial": {"power": (0.0, math.inf, 0.5)},
+    "exponential": {"factor": (0.0, 1.0, 0.99)},
+    "linear": {},
+}
+
+Given = str | Mapping[str, Any]
+
+
+def build_optimiser(given: Given | None) -> Optimiser | None:
+    """None, a kind, or a table such as {kind = "adam", first = 0.9}."""
+    if given is None:
+        return None
+    kind, numbers = read("optimiser", given, OPTIMISERS)
+    make: dict[str, Callable[..., Optimiser]] = {
+        "heavy-ball": Momentum,
+        "nesterov": lambda momentum: Momentum(momentum, ahead=True),
+        "adam": Adam,
+    }
+    return make[kind](**{name: jnp.float32(value) for name, value in numbers.items()})
+
+
+def build_decay(given: Given | None, rounds: int) -> Decay | None:
+    if given is None:
+        return None
+    kind, numbers = read("step_decay", given, DECAYS)
+    return Decay(kind, next(iter(numbers.values()), 0.0), rounds)
+
+
+def read(key: str, given: Given, kinds: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    """The kind and its numbers, checked."""
+    table: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
+    kind = str(table.pop("kind", ""))
+    if kind not in kinds:
+        raise ValueError(f"{key}: {kind!r} is unknown; possible: {', '.join(kinds)}")
+    known = kinds[kind]
+    for name, value in table.items():
+        if name not in known:
+            raise ValueError(f"{key} {kind!r}: {name} is unknown; it takes {', '.join(known) or 'no numbers'}")
+        low, high, _ = known[name]
+        if isinstance(value, str) or not low <= value < high:
+            raise ValueError(f"{key} {kind!r}: {name} = {value!r} must be a number from {low:g} to below {high:g}")
+    return kind, {name: float(table.get(name, default)) for name, (_, _, default) in known.items()}
