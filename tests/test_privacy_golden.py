@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from silodp import sampling
-from silodp.algorithms.differences import bvr_local
 from silodp.algorithms.entry import Case
-from silodp.algorithms.papers import lowy_batch, with_replacement_epsilon
+from silodp.algorithms.papers import bvr_local, lowy_batch, with_replacement_epsilon
 from silodp.config import AlgorithmConfig
 from silodp.parse import parse_config
 from silodp.plan.account import account, paper_row

@@ -30,13 +30,21 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
-from scipy.optimize import brentq
-from scipy.special import gammaln
 
-from silodp.algorithms.entry import ALL, BOTH, Case, Entry, Printed
-from silodp.algorithms.papers import DIFF2, LOWY, NONCONVEX, SHUFFLED, SUMS, diff2_noise, diff2_order, lowy_sgd_noise
+from silodp.algorithms.entry import ALL, BOTH, Entry, Printed
+from silodp.algorithms.papers import (
+    DIFF2,
+    LOWY,
+    NONCONVEX,
+    SHUFFLED,
+    SUMS,
+    bvr_noise,
+    diff2_noise,
+    lowy_sgd_noise,
+    spider_noise,
+    summed_spider,
+)
 from silodp.algorithms.proofs import CAPPED, CLIP, DIFFERENCE, FULL, HALF_STEP, LOCAL, at_least, small_epsilon, step
 from silodp.algorithms.theory import (
     Choice,
@@ -264,52 +272,6 @@ def spider_alt(c: Choice) -> None:
     c.pick("step_size", lambda: stable_step(c, difference_noise(c, rounds=rounds), 2))
 
 
-# --- the noise that the papers print -----------------------------------------------------------------------
-
-
-def bvr_noise(case: Case) -> dict[str, float]:
-    """Proposition E.2 of 003 with its sampling bound, Lemma B.7. Real counts, u = (3, 3)."""
-    options = case.options
-    K, batch = options.local_steps or 1, options.batch_local or case.records
-    rate = batch / case.records
-    if 0.05 < rate < 1:
-        raise ValueError(
-            f"calibration = 'paper': Lemma B.7 says nothing for a sampling rate of {rate:.3g} (above 1/20)"
-        )
-    visits = math.ceil(options.rounds / case.silos)
-    local = bvr_local(case, K * visits, rate, share=1 - 1 / 3 - 1 / 3)
-    return diff2_noise(case, (3.0, 3.0)) | ({"local": local} if K > 1 else {})
-
-
-def bvr_local(case: Case, uses: int, rate: float, share: float = 1.0) -> float:
-    """Multiplier of the local steps at the printed order alpha: uses * eps'(alpha), with eps' of Lemma B.7, takes
-    `share` of what log(1/delta)/(alpha-1) leaves of epsilon (first statement of Proposition E.2)."""
-    alpha = diff2_order(case)
-    budget = share * (case.epsilon - math.log(1 / case.delta) / (alpha - 1))
-    used = lambda log_s: uses * sampled_rdp(alpha, math.exp(log_s), rate)
-    return math.exp(float(brentq(lambda log_s: math.log(used(log_s) / budget), -3.0, 20.0)))  # type: ignore[arg-type]
-
-
-def sampled_rdp(alpha: int, multiplier: float, rate: float) -> float:
-    """Lemma B.7 of 003 for a Gaussian of this multiplier: eps(j) = j / (2 multiplier^2)."""
-    each = lambda j: j / (2 * multiplier**2)
-    j = np.arange(2, alpha + 1)
-    choose = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(alpha - j + 1)
-    last = math.log(2.0) + (j - 1) * each(j)
-    last[0] = each(2) + min(math.log(-4 * math.expm1(-each(2))), math.log(2.0))
-    terms = j * math.log(rate) + choose + last
-    return float(np.logaddexp.reduce(np.append(terms, 0.0))) / (alpha - 1)
-
-
-def spider_noise(case: Case) -> dict[str, float]:
-    """Theorem F.1 of 001 with R = rounds - 1, as it runs r = 0..R. Both streams are given the whole budget. The
-    difference's noise is the printed cap, at sensitivity 4L/n."""
-    printed_rounds = case.options.rounds - 1
-    common = 2 * math.sqrt(math.log(1 / case.delta)) / case.epsilon
-    value = common * math.sqrt(max(printed_rounds / (case.options.restart or 1), 1.0))
-    return {"value": value, "difference": common * math.sqrt(printed_rounds)}
-
-
 # Thm F.1 and F.2; the restart interval only decides how good the bound is.
 SPIDER = (FULL, CLIP, CAPPED, HALF_STEP)
 SPIDER_SILOS = (*SPIDER, small_epsilon("2 ln(1/delta)", lambda log: 2 * log))
@@ -363,6 +325,7 @@ ENTRIES = {
     "sdp-spider": Entry(
         RecursiveDifference, SHUFFLED, "spider on P_vec's sums", LOWY, {"shuffled": "Thm 3.2"}, example=CLIPS,
         any_prox=True, randomizer="pvec", theory=spider, cost=COST, bits=SUMS, conditions=SPIDER_SUMS,
+        printed=Printed("Lowy et al., Alg. 10", summed_spider, SHUFFLED),
         some_silos=True, case=lambda c: "Thm 3.2" if c.facts.everyone else "Thm F.2",
     ),
 }  # fmt: skip

@@ -20,7 +20,17 @@ from jaxtyping import PyTree
 
 from silodp.algorithms import theory
 from silodp.algorithms.entry import ALL, BOTH, Case, Entry, Printed
-from silodp.algorithms.papers import CONVEX, DIFF2, LOWY, SHUFFLED, SUMS, diff2_noise, lowy_sgd_noise
+from silodp.algorithms.papers import (
+    CONVEX,
+    DIFF2,
+    LOWY,
+    SHUFFLED,
+    SUMS,
+    amplified,
+    diff2_noise,
+    lowy_sgd_noise,
+    summed_noise,
+)
 from silodp.algorithms.proofs import CLIP, HALF_STEP, small_epsilon
 from silodp.algorithms.theory import GAP, Choice, condition, whole
 from silodp.core import POINT, Algorithm, Federation, Silo
@@ -78,6 +88,11 @@ def prox_sgd_noise(case: Case) -> dict[str, float]:
     return {"value": math.sqrt(2 * math.log(1 / case.delta)) / case.epsilon}
 
 
+def summed_sgd(case: Case) -> dict[str, float]:
+    """Algorithm 7 of 001, line 7: P_vec with (N/(2M) epsilon, delta) on each of the disjoint batches."""
+    return {"value": summed_noise(amplified(case) * case.epsilon / 2, case.delta)}
+
+
 PL = "kappa^2 d / (mu n^2 N eps^2) + kappa / (mu n N) for proximal PL"
 # Thm E.1; `pl_constant` is the user's word for the PL inequality.
 ASSUMED = (
@@ -119,6 +134,7 @@ ENTRIES = {
     ),
     "sdp-prox-sgd": Entry(
         GradientDescent, SHUFFLED, "prox-sgd on P_vec's sums", LOWY, {"shuffled": "Thm 2.1"},
-        example={"clip": 1.0, "batch": 4}, randomizer="pvec", cost="n/R", bits=SUMS, **ONE_PASS,
+        example={"clip": 1.0, "batch": 4}, randomizer="pvec", cost="n/R", bits=SUMS,
+        printed=Printed("Lowy et al., Alg. 7", summed_sgd, SHUFFLED), **ONE_PASS,
     ),
 }  # fmt: skip

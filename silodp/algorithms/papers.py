@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 from dp_accounting.pld.pld_pmf import DensePLDPmf
-from scipy.special import ndtr
+from scipy.optimize import brentq
+from scipy.special import gammaln, ndtr
 from scipy.stats import binom
 
 from silodp.algorithms.entry import Case
+from silodp.privacy import gaussian
 
 LOWY = "Lowy, Ghafelebashi, Razaviyayn 2023"
 DIFF2 = "Murata, Suzuki 2023 (DIFF2)"
@@ -62,6 +64,18 @@ def lowy_sgd_noise(case: Case, uses: int, *streams: str) -> dict[str, float]:
     return dict.fromkeys(streams, multiplier)
 
 
+def summed_noise(epsilon: float, delta: float) -> float:
+    """The multiplier of one P_vec sum that a paper calls with these parameters: a Gaussian's that has exactly them."""
+    return 1 / gaussian.mu_of(epsilon, delta)
+
+
+def amplified(case: Case, batch: int | None = None) -> float:
+    """N n / (M K): what the SDP algorithms of 001 count on from silos and records that are drawn in secret. Who takes
+    part is public here, and batches are not drawn with replacement: the certificate shows what is really left."""
+    present = case.options.participation or case.silos
+    return case.silos * case.records / (present * (batch or case.records))
+
+
 def with_replacement_epsilon(draws: int, records: int, multiplier: float, count: int, delta: float) -> float:
     """What `count` releases on `draws` draws WITH replacement, as 001 samples, cost at least (bound 2L/draws).
 
@@ -79,3 +93,58 @@ def with_replacement_epsilon(draws: int, records: int, multiplier: float, count:
     law = np.bincount(cell - cell[0], mass)
     one = DensePLDPmf(interval, int(cell[0]), law, 0.0, pessimistic_estimate=False)
     return float(one.self_compose(count).get_epsilon_for_delta(delta))
+
+
+def bvr_noise(case: Case) -> dict[str, float]:
+    """Proposition E.2 of 003 with its sampling bound, Lemma B.7. Real counts, u = (3, 3)."""
+    options = case.options
+    K, batch = options.local_steps or 1, options.batch_local or case.records
+    rate = batch / case.records
+    if 0.05 < rate < 1:
+        raise ValueError(
+            f"calibration = 'paper': Lemma B.7 says nothing for a sampling rate of {rate:.3g} (above 1/20)"
+        )
+    visits = math.ceil(options.rounds / case.silos)
+    local = bvr_local(case, K * visits, rate, share=1 - 1 / 3 - 1 / 3)
+    return diff2_noise(case, (3.0, 3.0)) | ({"local": local} if K > 1 else {})
+
+
+def bvr_local(case: Case, uses: int, rate: float, share: float = 1.0) -> float:
+    """Multiplier of the local steps at the printed order alpha: uses * eps'(alpha), with eps' of Lemma B.7, takes
+    `share` of what log(1/delta)/(alpha-1) leaves of epsilon (first statement of Proposition E.2)."""
+    alpha = diff2_order(case)
+    budget = share * (case.epsilon - math.log(1 / case.delta) / (alpha - 1))
+    used = lambda log_s: uses * sampled_rdp(alpha, math.exp(log_s), rate)
+    return math.exp(float(brentq(lambda log_s: math.log(used(log_s) / budget), -3.0, 20.0)))  # type: ignore[arg-type]
+
+
+def sampled_rdp(alpha: int, multiplier: float, rate: float) -> float:
+    """Lemma B.7 of 003 for a Gaussian of this multiplier: eps(j) = j / (2 multiplier^2)."""
+    each = lambda j: j / (2 * multiplier**2)
+    j = np.arange(2, alpha + 1)
+    choose = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(alpha - j + 1)
+    last = math.log(2.0) + (j - 1) * each(j)
+    last[0] = each(2) + min(math.log(-4 * math.expm1(-each(2))), math.log(2.0))
+    terms = j * math.log(rate) + choose + last
+    return float(np.logaddexp.reduce(np.append(terms, 0.0))) / (alpha - 1)
+
+
+def spider_noise(case: Case) -> dict[str, float]:
+    """Theorem F.1 of 001 with R = rounds - 1, as it runs r = 0..R. Both streams are given the whole budget. The
+    difference's noise is the printed cap, at sensitivity 4L/n."""
+    printed_rounds = case.options.rounds - 1
+    common = 2 * math.sqrt(math.log(1 / case.delta)) / case.epsilon
+    value = common * math.sqrt(max(printed_rounds / (case.options.restart or 1), 1.0))
+    return {"value": value, "difference": common * math.sqrt(printed_rounds)}
+
+
+def summed_spider(case: Case) -> dict[str, float]:
+    """Algorithm 10 of 001, lines 8 and 12, with R = rounds - 1."""
+    options, R, q = case.options, max(1, case.options.rounds - 1), case.options.restart or 1
+    log, second = math.sqrt(2 * math.log(1 / case.delta)), options.batch_difference or case.batch
+    value = case.epsilon * amplified(case, case.batch) / (4 * log * max(1.0, math.sqrt(q / R)))
+    difference = case.epsilon * amplified(case, second) / (4 * log * math.sqrt(R))
+    return {
+        "value": summed_noise(value, case.delta * min(q, R) / (2 * R)),
+        "difference": summed_noise(difference, case.delta / (2 * R)),
+    }

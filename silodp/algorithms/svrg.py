@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from silodp.algorithms.entry import BOTH, Case, Entry, Printed
-from silodp.algorithms.papers import LOWY, SHUFFLED, SUMS
+from silodp.algorithms.papers import LOWY, SHUFFLED, SUMS, amplified, summed_noise
 from silodp.algorithms.proofs import CAPPED, CLIP, at_least, small_epsilon, step
 from silodp.algorithms.theory import GAP, Choice, condition, whole
 from silodp.core import POINT, Algorithm, Federation, Silo, distance
@@ -181,6 +181,17 @@ def printed_noise(case: Case) -> dict[str, float]:
     return {"value": noise(epochs, 5), "difference": noise(steps, 2.5) * case.batch / case.records}
 
 
+def summed_svrg(case: Case) -> dict[str, float]:
+    """Algorithms 8 and 9 of 001: every sum of a stage is called with (epsilon~, delta~), line 1."""
+    options, epsilon, delta = case.options, case.epsilon, case.delta
+    stages = math.ceil(options.rounds / ((options.restart or 1) * options.epochs)) if options.epochs else 1
+    if options.epochs:
+        epsilon, delta = epsilon / (2 * math.sqrt(2 * stages)), delta / (2 * stages)
+    steps = options.rounds / stages  # E Q
+    own = epsilon * amplified(case, case.batch) / (8 * math.sqrt(4 * steps * math.log(2 / delta)))
+    return dict.fromkeys(("value", "difference"), summed_noise(own, delta / (2 * steps)))
+
+
 # Thm E.2. It leaves the step open ("there is eta"): this is the one of its proof's Lemma, as `theory` takes it.
 THM_E_2 = (
     CLIP, CAPPED, step("min(1, batch^1.5 sqrt(N)/n)/(8 L)", lambda c: longest_step(c, sampled(c))),
@@ -209,7 +220,11 @@ STAGES = {"restart": 2, "epochs": 1}
 CLIPS = {"clip": 1.0, "clip_difference": 0.7}
 COST: dict[str, Any] = {"any_prox": True, "cost": "2b (n at an anchor)", "same_silos": "restart"}
 W_S: dict[str, Any] = {"output": "last"}
-SUMMED: dict[str, Any] = {"randomizer": "pvec", "bits": SUMS}
+SUMMED: dict[str, Any] = {
+    "randomizer": "pvec",
+    "bits": SUMS,
+    "printed": Printed("Lowy et al., Alg. 8 and 9", summed_svrg, SHUFFLED),
+}
 
 ENTRIES = {
     "prox-svrg": Entry(

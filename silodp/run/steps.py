@@ -1,17 +1,23 @@
 """A step size by trial, as the papers of PSGM and DIFF2 find theirs. NOT PRIVATE: it looks at the loss on the records.
 
-Start with a large step; look at the loss every `every` rounds; when it exceeds `tolerance` times its previous value
-`patience` times in a row, halve the step and start again. The first step size that reaches the last round is taken.
-PSGM checks every 20 rounds with patience 3, DIFF2 with patience 5. Works for every algorithm, channel and model; all
+Start with a large step; look at the loss every `every` rounds; when it rises `patience` times, halve the step and start
+again. The first step size that reaches the last round is taken. The two papers mean different things by rising:
+
+    against = "previous"  PSGM, patience 3: above `tolerance` times the value before, that often in a row
+    against = "minimum"   DIFF2, patience 5: above `tolerance` times the smallest so far; a new minimum starts anew
+
+Both check every 20 rounds. Works for every algorithm, channel and model; all
 trials share one compiled program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +57,7 @@ def search_step_size(
     every: int = 20,
     patience: int = 3,
     tolerance: float = 1.05,
+    against: Literal["previous", "minimum"] = "previous",
     progress: Progress = silent,
 ) -> tuple[float, Search]:
     """The largest of start, start/2, start/4, ... with which the loss does not keep rising."""
@@ -63,14 +70,14 @@ def search_step_size(
         tried.append(start / 2**halvings)
         member = prepared_on(ground, trial(tried[-1]))
         with progress(member.problem.rounds, 0, f"step size {tried[-1]:g}, {NOT_PRIVATE}") as bar:
-            run = attempt(member, compiled, patience, tolerance, bar)
+            run = attempt(member, compiled, partial(RISES[against], patience=patience, tolerance=tolerance), bar)
         if run is not None:
             return tried[-1], Search(*run, tried)
     raise ConfigError(f"search_step_size: the loss rises with every step size from {start:g} to {tried[-1]:g}")
 
 
 def attempt(
-    member: Prepared, programs: dict[Any, Compiled], patience: int, tolerance: float, bar: Update
+    member: Prepared, programs: dict[Any, Compiled], rises: Callable[[Sequence[float]], bool], bar: Update
 ) -> tuple[list[dict[str, float]], np.ndarray] | None:
     """The run's history and last point; None as soon as its loss keeps rising."""
     problem, setting = member.problem, member.setting
@@ -82,15 +89,31 @@ def attempt(
     while history[-1]["round"] < problem.rounds:
         carry, rows = programs[shape].advance(problem, setting, carry, jnp.int32(1))
         history += rows_of({name: np.asarray(leaf)[:1] for name, leaf in rows.items()})
-        if keeps_rising([row["objective"] for row in history], patience, tolerance):
+        if rises([row["objective"] for row in history]):
             return None
         bar(int(history[-1]["round"]), history[-1])
     return history, np.asarray(carry.output)
 
 
-def keeps_rising(losses: Iterable[float], patience: int, tolerance: float) -> bool:
+def keeps_rising(losses: Sequence[float], patience: int, tolerance: float) -> bool:
     """Whether each of the last `patience` losses exceeded `tolerance` times the one before, or one has overflowed."""
-    recent = np.array(list(losses)[-patience - 1 :])
+    recent = np.array(losses[-patience - 1 :])
     if not np.isfinite(recent).all():
         return True
     return recent.size > patience and bool(np.all(recent[1:] > tolerance * recent[:-1]))
+
+
+def stays_above(losses: Sequence[float], patience: int, tolerance: float) -> bool:
+    """Whether `patience` losses since the last minimum exceeded `tolerance` times it, or one has overflowed."""
+    smallest, count = math.inf, 0
+    for loss in losses:
+        if not math.isfinite(loss):
+            return True
+        count = 0 if loss < smallest else count + (loss > tolerance * smallest)
+        smallest = min(smallest, loss)
+        if count >= patience:
+            return True
+    return False
+
+
+RISES = {"previous": keeps_rising, "minimum": stays_above}
