@@ -105,7 +105,12 @@ class PrivacyConfig(OpenSection):
 
     trust: str = Field(default="untrusted", description="trusted, untrusted, shuffled, or MODULE:CLASS")
     epsilon: float | None = Field(default=None, gt=0, description="target for every record of every silo")
-    delta: float = Field(default=1e-5, gt=0, lt=1, description="far below 1 / records")
+    delta: float = Field(default=1e-5, gt=0, lt=1, description='far below 1 / records; or "1/n^2", n the largest silo')
+    delta_rule: Literal["1/n^2"] | None = Field(default=None, description="how delta follows from the silos' sizes")
+    unit: Literal["record", "user"] | int = Field(
+        default="record",
+        description="what the target protects: a record, k records of one silo, or all of a silo's (user)",
+    )
     gdp: float | None = Field(default=None, gt=0, description="a Gaussian-DP mu in place of epsilon and delta")
     multipliers: dict[str, float] | None = Field(
         default=None, description="noise std over sensitivity, by stream: epsilon follows"
@@ -120,6 +125,20 @@ class PrivacyConfig(OpenSection):
         default=None, description="share of mu^2 given to the value stream (0.8 is DIFF2's u = 1.25), or optimal"
     )
     mask_amplification: bool = Field(default=False, description="count rand-k's mask as privacy amplification")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _delta_by_rule(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("delta") == "1/n^2":
+            return {name: value for name, value in given.items() if name != "delta"} | {"delta_rule": "1/n^2"}
+        return given
+
+    @field_validator("unit")
+    @classmethod
+    def _whole_group(cls, value: Any) -> Any:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("give 'record', 'user', or how many records of one silo are protected together")
+        return value
 
     @field_validator("split")
     @classmethod

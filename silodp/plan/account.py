@@ -19,7 +19,7 @@ from silodp.objective import parameter_count
 from silodp.parse import parse_config
 from silodp.plan.certificate import release_line
 from silodp.plan.claim import claim_of
-from silodp.plan.make import choose, make_plan, with_options
+from silodp.plan.make import choose, make_plan, with_delta, with_options
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.parts import settled_facts
 from silodp.plan.plan import Plan
@@ -89,6 +89,7 @@ def planned(config: Config, calibration: str | None = None) -> Plan:
     sizes = sizes_of(config)
     names = tuple(f"silo {i}" for i in range(len(sizes)))
     facts = Facts(sizes, names, parameters=config.model.parameters)
+    config = with_delta(config, facts)
     chosen = choose(config, settled_facts(config, facts))
     plan = make_plan(with_placeholders(with_options(config, chosen)), facts, calibration)
     return replace(plan, chosen=chosen)

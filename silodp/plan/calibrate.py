@@ -13,7 +13,7 @@ from silodp.channels import Channel
 from silodp.config import PrivacyConfig
 from silodp.core import Algorithm
 from silodp.facts import Declared, Facts
-from silodp.privacy import accountant
+from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Releases, Spent
 
 VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
@@ -78,14 +78,17 @@ def noise_of(
     silos = range(parts[0].declared.facts.silos)
     each = [tuple(release for part in parts for release in part.accounted(channel, i)) for i in silos]
     shares = joint_shares(parts, channel, privacy.split)
-    targets = [privacy if printed is None else replace_target(privacy, printed[i]) for i in silos]
+    sizes = parts[0].declared.facts.sizes
+    targets = [record_target(each[i], privacy, sizes[i]) for i in silos]
+    if printed is not None:
+        targets = [replace_target(privacy, printed[i]) for i in silos]
     needed = [own_noise(own, target, shares) for own, target in zip(each, targets, strict=True)]
     noise = [joint(channel, part, needed) for part in parts]
     if printed is not None or privacy.multipliers is not None:
         return noise
     local = {stream.name for part in parts for stream in part.declared.streams[0] if stream.local}
     protected = protection(parts, channel, noise)
-    needed = [with_rest(each[i], needed[i], protected[i], local, privacy, shares) for i in silos]
+    needed = [with_rest(each[i], needed[i], protected[i], local, targets[i], shares) for i in silos]
     return [joint(channel, part, needed) for part in parts]
 
 
@@ -144,6 +147,27 @@ def joint_shares(parts: Sequence[Part], channel: Channel, split: float | str | N
 
 def replace_target(privacy: PrivacyConfig, multipliers: Mapping[str, float]) -> PrivacyConfig:
     return privacy.model_copy(update={"epsilon": None, "gdp": None, "multipliers": dict(multipliers)})
+
+
+def group_of(privacy: PrivacyConfig, records: int) -> int:
+    """How many records of a silo with so many the target protects together."""
+    unit = privacy.unit
+    return records if unit == "user" else 1 if unit == "record" else min(int(unit), records)
+
+
+def record_target(releases: Sequence[Releases], privacy: PrivacyConfig, records: int) -> PrivacyConfig:
+    """The target for one record that keeps the one for the group (Lowy et al., App. B; a k-th of mu for Gaussians)."""
+    k = group_of(privacy, records)
+    if k == 1 or privacy.multipliers is not None:
+        return privacy
+    if privacy.gdp is not None:
+        return privacy.model_copy(update={"gdp": privacy.gdp / k})
+    assert privacy.epsilon is not None
+    if accountant.gdp([Spent(release, 1.0) for release in releases if release.count]) is not None:
+        mu = gaussian.mu_of(privacy.epsilon, privacy.delta)
+        return privacy.model_copy(update={"epsilon": None, "gdp": mu / k})
+    own = privacy.epsilon / k
+    return privacy.model_copy(update={"epsilon": own, "delta": privacy.delta / (k * math.exp((k - 1) * own))})
 
 
 def own_noise(

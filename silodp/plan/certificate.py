@@ -80,7 +80,7 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
     claim = None if context.claim is None else context.claim.verdict(worst) | {"delta": delta}
     return {
         "statement": (
-            f"{plan.config.algorithm.name} {setting_of(plan)}: every record of "
+            f"{plan.config.algorithm.name} {setting_of(plan)}: {unit_of(plan)} "
             f"every silo is ({rounded_up(worst)}, {rounded_up(delta)})-differentially private"
         ),
         "stamp": context.stamp,
@@ -113,20 +113,35 @@ def noise_of(plan: Plan) -> str:
 
 def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any]:
     delta = plan.config.privacy.delta
-    epsilon = accountant.epsilon(own, delta)
-    return {
+    epsilon, record = plan.cost(silo, own), accountant.epsilon(own, delta)
+    grouped = {"record_epsilon": record, "groups": groups(own, delta, plan.facts.sizes[silo])}
+    return ({} if plan.config.privacy.unit == "record" else grouped) | {
         "silo": plan.facts.names[silo],
         "records": plan.facts.sizes[silo],
         "epsilon": epsilon,
         "delta": delta,
         "gdp_mu": accountant.gdp(own),
-        "curve": curve_points(own, epsilon),
+        "curve": curve_points(own, record),
         "releases": [release_line(s, float(plan.std_over_clip(s.releases.stream)[silo])) for s in own],
         "collusion": plan.channel.left_if(own, silo, plan.declared, delta),
         "several_records_of_one_person": [
             {"records": k, "epsilon": accountant.group_epsilon(own, delta, k), "delta": delta} for k in (2, 5)
         ],
     }
+
+
+def unit_of(plan: Plan) -> str:
+    """What one guarantee covers, as the statement says it."""
+    unit = plan.config.privacy.unit
+    if unit == "record":
+        return "every record of"
+    return "all records together of" if unit == "user" else f"any {unit} records together of"
+
+
+def groups(own: Sequence[Spent], delta: float, records: int) -> list[dict[str, float]]:
+    """The epsilon of k records of a silo that change together, from one to all of them."""
+    sizes = sorted({k for e in range(10) for k in (10**e, 2 * 10**e, 5 * 10**e) if k < records} | {records})
+    return [{"records": k, "epsilon": accountant.group_epsilon(own, delta, k)} for k in sizes]
 
 
 def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:

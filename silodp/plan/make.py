@@ -33,10 +33,19 @@ def make_plan(config: Config, facts: Facts, calibration: str | None = None) -> P
 
 
 def resolved(config: Config, facts: Facts) -> Config:
-    """The config without `auto`."""
+    """The config without `auto`, and with the number that its delta is."""
+    config = with_delta(config, facts)
     if config.algorithm.name != AUTO:
         return config
     return chosen_config(config, facts, lambda trial: calibrated_plan(trial, facts).std_of_average("value"))
+
+
+def with_delta(config: Config, facts: Facts) -> Config:
+    """A delta that follows from the sizes, as a number: no silo's is above its own 1/n^2."""
+    if config.privacy.delta_rule is None:
+        return config
+    privacy = config.privacy.model_copy(update={"delta": max(facts.sizes) ** -2.0, "delta_rule": None})
+    return config.model_copy(update={"privacy": privacy})
 
 
 def calibrated_plan(config: Config, facts: Facts, calibration: str | None = None) -> Plan:

@@ -25,7 +25,7 @@ from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Facts, Stream
 from silodp.parse import parse_config
-from silodp.plan.calibrate import Noise, Part
+from silodp.plan.calibrate import Noise, Part, group_of
 from silodp.plan.parts import TRAINING, WHITENING, built, parts_of, settled_facts
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent
@@ -168,7 +168,13 @@ class Plan:
         return self.channel.accounted(stage.declared, silo, own)
 
     def epsilon(self, silo: int, delta: float | None = None) -> float:
-        return accountant.epsilon(self.spent(silo), self.config.privacy.delta if delta is None else delta)
+        return self.cost(silo, self.spent(silo), delta)
+
+    def cost(self, silo: int, spent: Sequence[Spent], delta: float | None = None) -> float:
+        """Epsilon of what was spent about a silo, for as many of its records as the target protects together."""
+        delta = self.config.privacy.delta if delta is None else delta
+        group = group_of(self.config.privacy, self.facts.sizes[silo])
+        return accountant.epsilon(spent, delta) if group == 1 else accountant.group_epsilon(spent, delta, group)
 
     @property
     def theorem(self) -> Verdict:

@@ -24,7 +24,6 @@ from silodp.models import Model
 from silodp.parse import parse_config
 from silodp.plan.certificate import SIMULATED
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
-from silodp.privacy.accountant import epsilon as epsilon_of
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account
 from silodp.run.directory import RunDirectory, versions
@@ -182,8 +181,8 @@ def settled(
     if not member.plan.private or not whole:
         return Outcome(member, {}, history, None, x)
     spent = member.settled(account)
-    delta = member.config.privacy.delta
-    worst = max(epsilon_of(list(own), delta) for own in dict.fromkeys(map(tuple, spent)))  # silos are often alike
+    alike = {(tuple(own), size): i for i, (own, size) in enumerate(zip(spent, member.plan.facts.sizes, strict=True))}
+    worst = max(member.plan.cost(i, own) for (own, _), i in alike.items())
     return Outcome(member, {}, history, worst, x, spent)
 
 

@@ -1,0 +1,69 @@
+"""Targets for more than a record, and a delta that follows from the sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.parse import parse_config
+from silodp.plan.certificate import Context, certificate
+from silodp.plan.make import make_plan
+from silodp.plan.plan import Plan
+from silodp.privacy import accountant, gaussian
+
+SIZES = (30, 20)
+
+
+def planned(**privacy: Any) -> Plan:
+    batch = {"batch": privacy.pop("batch")} if "batch" in privacy else {}
+    name = "dp-sgd" if batch else "dp-gd"
+    tree = {
+        "privacy": {"epsilon": 2.0, "delta": 1e-6} | privacy,
+        "algorithm": {"name": name, "rounds": 5, "step_size": 0.1, "clip": 1.0} | batch,
+    }
+    return make_plan(parse_config(tree), Facts(SIZES, ("a", "b")))
+
+
+def test_the_target_is_kept_for_the_whole_group_and_used_up():
+    for unit, sizes in ((4, (4, 4)), ("user", SIZES)):
+        plan = planned(unit=unit)
+        for silo, k in enumerate(sizes):
+            mu = accountant.gdp(plan.spent(silo))
+            assert mu is not None
+            assert k * mu == pytest.approx(gaussian.mu_of(2.0, 1e-6), rel=1e-6)
+            assert plan.epsilon(silo) == pytest.approx(2.0, rel=1e-4)
+
+
+def test_releases_on_batches_keep_it_too():
+    plan = planned(unit=3, batch=4)
+    assert accountant.group_epsilon(plan.spent(0), 1e-6, 3) == plan.epsilon(0) <= 2.0
+    assert accountant.epsilon(plan.spent(0), 1e-6) < 2.0 / 3
+
+
+def test_the_certificate_says_what_is_protected_and_shows_the_whole_curve():
+    plan = planned(unit="user")
+    told = certificate(plan, [plan.spent(0), plan.spent(1)], Context())
+    assert "all records together of every silo" in told["statement"]
+    silo = told["silos"][0]
+    assert [group["records"] for group in silo["groups"]] == [1, 2, 5, 10, 20, 30]
+    assert silo["groups"][0]["epsilon"] == pytest.approx(silo["record_epsilon"], rel=1e-6)
+    assert silo["groups"][-1]["epsilon"] == silo["epsilon"] == pytest.approx(2.0, rel=1e-4)
+    record = certificate(planned(), [planned().spent(0), planned().spent(1)], Context())
+    assert "every record of every silo" in record["statement"] and "groups" not in record["silos"][0]
+
+
+def test_delta_may_follow_from_the_largest_silo():
+    plan = planned(delta="1/n^2")
+    assert plan.config.privacy.delta == pytest.approx(1 / 900)
+    assert plan.epsilon(0) == pytest.approx(2.0, rel=1e-4)
+    assert math.isclose(plan.epsilon(0, 1e-6), planned(epsilon=plan.epsilon(0, 1e-6)).epsilon(0), rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("unit", [0, "group", 1.5])
+def test_a_wrong_unit_is_named(unit):
+    with pytest.raises(ConfigError, match=r"^privacy.unit"):
+        planned(unit=unit)
