@@ -133,7 +133,7 @@ def set_up_silos(config: Config) -> list[Neighbour]:
 def started(config: Config, index: int = 0) -> SiloServer:
     silo = set_up_silos(config)[index]
     silo.send({"kind": "start"}, {"x0": X0})
-    assert silo.receive()[0] == {"kind": "ready"}
+    assert silo.receive()[0]["kind"] == "ready"
     assert silo.server is not None
     return silo.server
 
@@ -473,7 +473,7 @@ def test_a_run_does_not_start_at_a_point_that_is_none():
         silo.server, answer = reply(silo.server, encode({"kind": "start"}, {"x0": np.asarray(wrong)}))
         assert decode(answer)[0]["kind"] == "refused", wrong
     silo.send({"kind": "start"}, {"x0": X0})
-    assert silo.receive()[0] == {"kind": "ready"}
+    assert silo.receive()[0]["kind"] == "ready"
 
 
 def test_svrg_does_not_take_the_servers_word_for_its_snapshot():
@@ -564,7 +564,7 @@ def test_a_shuffled_round_has_no_more_messages_than_were_accounted_together(
     silo = SiloServer(setup_of(plan, shuffler={}), records_of(shuffled_data.silos[0]))
     box = silo.end.shuffler  # type: ignore[attr-defined]
     silo.start(jnp.asarray(X0))
-    points = {"value": [X0], "first_value": [X0], "difference": [X0 + 1, X0], "refine": [X0, X0, X0]}
+    points = {"value": [X0], "first_value": [X0], "difference": [X0 + 1, X0], "refine": [X0, X0, X0, np.float32(1)]}
     for query in questions[:-1]:
         silo.answer("local" if query == "refine" else "ask", query, 0, [jnp.asarray(p) for p in points[query]])
     passing = [f"0/{query}" for query in questions if query != "refine"]

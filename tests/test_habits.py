@@ -273,7 +273,7 @@ def test_compressors_samplings_and_switches_can_be_swept(compiled):
         ({"algorithm.nmae": ["dp-gd"]}, "algorithm.nmae: unknown key (did you mean name?)"),
         ({"run.mode": ["simulation", "messages"]}, "run.mode = 'messages': a sweep is a simulation"),
         ({"run.trajectory": [True]}, "run.trajectory = true: a sweep keeps no trajectories"),
-        ({"algorithm.name": ["dp-gd", "spider"]}, "algorithm.clip_difference is missing: spider needs it"),
+        ({"algorithm.name": ["dp-gd", "spider"]}, "algorithm.restart is missing: spider needs it"),
     ],
 )
 def test_a_wrong_name_is_found_before_anything_runs(grid, told, compiled):

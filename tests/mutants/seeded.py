@@ -336,7 +336,7 @@ MUTANTS = [
     ),
     Mutant(
         "far-tail-forgotten", "silodp/channels/pvec.py",
-        "self._check_tail(declared, name, per_record * records, delta)", "pass",
+        "if lost(tail) <= 1e-6 * delta), None)", "), 64)",
         "the mass where coins are worse than their Gaussian is not compared with delta",
         "tests/test_channels.py::test_the_far_tail_of_few_coins_is_not_forgotten",
     ),
