@@ -20,7 +20,7 @@ from silodp import __version__, registry
 from silodp.cli_deploy import attach
 from silodp.cli_deploy import plan as plans
 from silodp.cli_fit import fit, predict
-from silodp.cli_pages import compare, show
+from silodp.cli_pages import compare, plan, show
 from silodp.cli_schema import app as schema
 from silodp.compiler import compile_quickly
 from silodp.errors import ConfigError, Refused
@@ -32,7 +32,6 @@ from silodp.show import (
     console,
     print_account,
     print_algorithm,
-    print_expectations,
     print_findings,
     print_outcomes,
     print_overview,
@@ -47,6 +46,7 @@ app.command()(fit)
 app.command()(predict)
 app.command()(show)
 app.command()(compare)
+plans.command("tell")(plan)
 errors = Console(stderr=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="TOML file that describes the run", metavar="CONFIG.toml")]
@@ -264,20 +264,6 @@ def account(
             print(json.dumps(result, indent=2))
         else:
             print_account(result)
-
-
-@plans.command("tell")
-def plan(config: ConfigPath, set: Overrides = None, json_: AsJson = False) -> None:
-    """What would be run and with how much noise, and what other trust models would buy; no record is looked at."""
-    with refusals():
-        parsed = load_config(config, set)
-        from silodp.plan.expect import expectations
-
-        told = expectations(parsed)
-        if json_:
-            print(json.dumps(told, indent=2))
-        else:
-            print_expectations(told)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The command line's `show` and `compare`: what was found and promised, in the terminal or as a page."""
+"""The command line's `show`, `compare` and `plan`: what was found, what was promised, what may be expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from silodp.cli_fit import told
 from silodp.errors import ConfigError
 from silodp.run.directory import RunDirectory, free_path
-from silodp.show import console, print_summary
+from silodp.show import console, print_expectations, print_landscape, print_summary
 
 
 def show(
@@ -83,3 +83,46 @@ def compare(
             page = out or free_path(Path("compare.html"))
             page.write_text(comparison_page(stories), encoding="utf-8")
             opened(page) if web else print(f"page in {page}")
+
+
+def plan(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file that describes the run, or none", metavar="[CONFIG.toml]")
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="change one key of the config; may be repeated"),
+    ] = None,
+    records: Annotated[int | None, typer.Option(help="without a config: records of all silos together")] = None,
+    silos: Annotated[int, typer.Option(help="how many silos share them")] = 4,
+    features: Annotated[int, typer.Option(help="columns, after encoding")] = 20,
+    epsilon: Annotated[float, typer.Option(help="of every record")] = 1.0,
+    delta: Annotated[float | None, typer.Option(help="default: min(1e-5, 1/(10 n))")] = None,
+    trust: Annotated[str, typer.Option(help="who is trusted")] = "untrusted",
+    model: Annotated[str, typer.Option(help="logistic or linear")] = "logistic",
+    figure: Annotated[Path | None, typer.Option(help="draw noise against epsilon to this PNG, PDF or SVG")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """What would be run and with how much noise, and what other trust models would buy; no record is looked at."""
+    with told():
+        if (config is None) == (records is None):
+            raise ConfigError("plan: give CONFIG.toml, or --records (with --silos, --features, --epsilon), not both")
+        from silodp.front.advice import default_delta
+        from silodp.parse import load_config
+        from silodp.plan.expect import expectations, known_facts
+        from silodp.plan.landscape import described, draw, landscape
+
+        if records is not None:
+            asked = described(records, silos, features, epsilon, delta or default_delta(records), trust, model)
+        else:
+            assert config is not None
+            asked = load_config(config, set)
+        expected, sizes = expectations(asked), known_facts(asked).sizes
+        expected["landscape"] = found = landscape(asked, sizes, expected["parameters"] or 1)
+        if figure is not None:
+            draw(found, sum(sizes), expected["parameters"] or 1, figure)
+        if json_:
+            print(json.dumps(expected, indent=2))
+        else:
+            print_expectations(expected)
+            print_landscape(found)

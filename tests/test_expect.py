@@ -49,3 +49,26 @@ def test_the_command_tells_it_and_refuses_a_run_without_a_target(tmp_path):
     file.write_text(to_toml(parse_config(TREE | {"privacy": {}})), encoding="utf-8")
     refused = CliRunner().invoke(app, ["plan", str(file)])
     assert refused.exit_code == 2
+
+
+def test_numbers_alone_are_enough(tmp_path):
+    picture = tmp_path / "plan.png"
+    asked = ["plan", "--records", "5000", "--silos", "4", "--features", "30", "--figure", str(picture), "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert (told["records"], told["silos"], told["parameters"]) == (5000, 4, 31) and told["chosen"]["name"] == "dp-gd"
+    nu = told["landscape"]["nu"]
+    at_one = told["landscape"]["epsilons"].index(1.0)
+    mu = 0.26805  # of (1, 1e-5)
+    assert nu["trusted, 4 silos"][at_one] == pytest.approx(2 * math.sqrt(31) / (5000 * mu), rel=0.02)
+    assert nu["untrusted, 4 silos"][at_one] == pytest.approx(2 * nu["trusted, 4 silos"][at_one], rel=1e-3)
+    assert nu["untrusted, 50 silos"][at_one] > nu["untrusted, 10 silos"][at_one] > nu["untrusted, 4 silos"][at_one]
+    assert all(row == sorted(row, reverse=True) for row in nu.values())
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("wrong", [[], ["--records", "9", "--silos", "5"], ["none.toml", "--records", "9"]])
+def test_too_little_or_too_much_is_told(wrong):
+    done = CliRunner().invoke(app, ["plan", *(wrong or ["--silos", "3"])])
+    assert done.exit_code == 2 and "error:" in done.output

@@ -1,0 +1,82 @@
+"""`silodp plan` from numbers alone: how long the noise is beside the signal, against epsilon, silos and trust.
+
+    nu = sqrt(parameters) * (std of the noise on the average gradient, in clip norms, were it the only release)
+
+At 1 the noise is as long as the longest gradient can be. `auto` chooses its clip norms by the same number.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from silodp import registry
+from silodp.config import Config
+from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.parse import parse_config
+from silodp.plan.make import make_plan
+
+EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+OTHER_SILOS = (2, 10, 50)
+AS_LONG = "noise as long as the longest gradient"
+
+
+def described(
+    records: int, silos: int, features: int, epsilon: float, delta: float | None, trust: str, model: str
+) -> Config:
+    """The config of a task that nobody has data of yet: silos of the same size, everything else left to `auto`."""
+    if not 1 <= silos <= records // 2:
+        raise ConfigError(f"--silos {silos}: every silo needs at least 2 of the {records} records")
+    return parse_config(
+        {
+            "data": {"sizes": even(records, silos)},
+            "model": {"kind": model, "parameters": features + 1},
+            "privacy": {"epsilon": epsilon, "trust": trust} | ({} if delta is None else {"delta": delta}),
+            "algorithm": {"name": registry.AUTO},
+        }
+    )
+
+
+def even(records: int, silos: int) -> list[int]:
+    return [records // silos + (i < records % silos) for i in range(silos)]
+
+
+def landscape(config: Config, sizes: tuple[int, ...], parameters: int) -> dict[str, Any]:
+    """nu by epsilon: a line for each trust model with the silos there are, and for other numbers of silos."""
+    own = len(sizes)
+    lines = {f"{trust}, {own} silos": (trust, sizes) for trust in registry.names("channel") if is_gaussian(trust)}
+    others = [n for n in OTHER_SILOS if n != own and sum(sizes) // n >= 2]
+    lines |= {f"untrusted, {n} silos": ("untrusted", tuple(even(sum(sizes), n))) for n in others}
+    found = {name: [nu(config, *line, parameters, epsilon) for epsilon in EPSILONS] for name, line in lines.items()}
+    return {"epsilons": list(EPSILONS), "nu": {name: row for name, row in found.items() if None not in row}}
+
+
+def is_gaussian(trust: str) -> bool:
+    """What hides record by record has no one noise to show."""
+    return getattr(registry.find("channel", trust), "gaussian", True)
+
+
+def nu(config: Config, trust: str, sizes: tuple[int, ...], parameters: int, epsilon: float) -> float | None:
+    """None where the trust model has no such plan."""
+    tree = {
+        "privacy": {"epsilon": epsilon, "delta": config.privacy.delta, "trust": trust},
+        "algorithm": {"name": registry.AUTO_IS, "rounds": 1, "clip": 1.0, "step_size": 1.0, "weights": "size"},
+    }
+    facts = Facts(sizes, tuple(f"silo {i}" for i in range(len(sizes))), parameters=parameters)
+    try:
+        return math.sqrt(parameters) * make_plan(parse_config(tree), facts).std_of_average("value")
+    except ConfigError:
+        return None
+
+
+def draw(found: dict[str, Any], records: int, parameters: int, path: Path) -> None:
+    from silodp.plots import curve_figure
+
+    lines = {name: (found["epsilons"], row) for name, row in found["nu"].items()}
+    curve_figure(
+        path, lines, "epsilon of every record (logarithmic)", "length of the noise / longest gradient",
+        title=f"{records:,} records, {parameters} parameters: whole budget in one release", levels={AS_LONG: 1.0},
+        log_x=True, log_y=True, markers=True,
+    )  # fmt: skip
