@@ -11,12 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from silodp import __version__, registry
+from silodp.cache import keep_programs
 from silodp.cli_deploy import attach
 from silodp.cli_deploy import plan as plans
 from silodp.cli_fit import fit, predict
@@ -24,8 +25,7 @@ from silodp.cli_pages import compare, plan, show
 from silodp.cli_schema import app as schema
 from silodp.compiler import compile_quickly
 from silodp.errors import ConfigError, Refused
-from silodp.parse import load_config
-from silodp.run.directory import RunDirectory, is_resumable, new_path, refuse_existing
+from silodp.later import Later
 from silodp.show import (
     MESSAGES,
     algorithm_row,
@@ -38,6 +38,13 @@ from silodp.show import (
     print_selection,
     print_summary,
 )
+
+if TYPE_CHECKING:
+    from silodp.config import Config
+
+# Help, lists and a version need none of these.
+parse = Later("silodp.parse")
+directories = Later("silodp.run.directory")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(schema, name="schema")
@@ -70,9 +77,14 @@ def refusals(directory: Path | None = None) -> Iterator[None]:
         complain(f"error: message run: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        resumable = directory is not None and is_resumable(directory)
+        resumable = directory is not None and directories.is_resumable(directory)
         complain(f"stopped; continue with: silodp resume {directory}" if resumable else "stopped; nothing is kept")
         raise typer.Exit(130) from None
+
+
+def keep_own_programs(config: Config) -> None:
+    if all(registry.is_own(kind, name) for kind, name in parse.named_parts(config).items()):
+        keep_programs()
 
 
 def complain(line: str) -> None:
@@ -98,16 +110,17 @@ def options(
 def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Train as CONFIG.toml says and write a run directory."""
     with refusals():
-        parsed = load_config(config, set)
-        refuse_existing(out)
+        parsed = parse.load_config(config, set)
+        directories.refuse_existing(out)
         from silodp.data import read_data
 
         data = read_data(parsed.data)
+        keep_own_programs(parsed)
         from silodp.run.progress import bars
         from silodp.run.runner import source_name
         from silodp.run.runner import train as execute
 
-        directory = out or new_path(parsed, f"{parsed.algorithm.name}-{source_name(data)}")
+        directory = out or directories.new_path(parsed, f"{parsed.algorithm.name}-{source_name(data)}")
         with refusals(directory):
             finished = execute(parsed, data=data, out=directory, progress=bars(console))
         print_summary(finished.summary, finished.directory)
@@ -117,7 +130,7 @@ def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
 def resume(directory: Annotated[Path, typer.Argument(help="directory of a stopped run")]) -> None:
     """Continue a stopped run; the result is that of an unbroken one."""
     with refusals(directory):
-        RunDirectory.open(directory)
+        keep_own_programs(directories.RunDirectory.open(directory).config)
         from silodp.run.progress import bars
         from silodp.run.runner import resume as execute
 
@@ -129,8 +142,8 @@ def resume(directory: Annotated[Path, typer.Argument(help="directory of a stoppe
 def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
     """Run the grid of CONFIG.toml's sweep section in one compiled program (or one per program shape)."""
     with refusals():
-        parsed = load_config(config, set)
-        refuse_existing(out)
+        parsed = parse.load_config(config, set)
+        directories.refuse_existing(out)
         from silodp.data import read_data
 
         data = read_data(parsed.data)
@@ -182,7 +195,7 @@ def audit(
 
 
 def audit_answers(directory: Path) -> None:
-    opened = RunDirectory.open(directory)
+    opened = directories.RunDirectory.open(directory)
     from silodp.audit.recorded import UNSEEN, audit_recorded
 
     findings = audit_recorded(opened)
@@ -253,7 +266,7 @@ def account(
 ) -> None:
     """The noise for a target epsilon, or the epsilon of given noise; needs no data, only silos and their sizes."""
     with refusals():
-        parsed = load_config(config, set)
+        parsed = parse.load_config(config, set)
         from silodp.plan.account import account as compute
         from silodp.plan.account import draw_curves
 
@@ -271,6 +284,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="directory for the results")] = Path("runs/demo"),
 ) -> None:
     """Raw CSV files of four hospitals in, models out (breast cancer records): accuracy against epsilon."""
+    keep_programs()
     from silodp.demo import run_demo
 
     with refusals():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from silodp.cache import keep_programs
 from silodp.errors import ConfigError, SilodpWarning
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def fit(
         bundle.check_free(out)
         known = read_schema(schema, target, silo)
         frame, labels = read_files(known, files)
+        keep_programs()
         from rich.console import Console
 
         from silodp.estimators import SiloClassifier, SiloRegressor

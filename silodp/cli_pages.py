@@ -12,8 +12,10 @@ from rich.table import Table
 
 from silodp.cli_fit import told
 from silodp.errors import ConfigError
-from silodp.run.directory import RunDirectory, free_path
+from silodp.later import Later
 from silodp.show import console, print_expectations, print_landscape, print_summary
+
+folders = Later("silodp.run.directory")
 
 
 def show(
@@ -32,7 +34,7 @@ def show(
 
 
 def print_run(directory: Path, json_: bool) -> None:
-    run = RunDirectory.open(directory)
+    run = folders.RunDirectory.open(directory)
     swept = (directory / "sweep.json").is_file()
     summary = run.read_json("sweep.json" if swept else "summary.json")
     if json_ or swept:
@@ -80,7 +82,7 @@ def compare(
             table.add_row(*row)
         console.print(table)
         if out is not None or web:
-            page = out or free_path(Path("compare.html"))
+            page = out or folders.free_path(Path("compare.html"))
             page.write_text(comparison_page(stories), encoding="utf-8")
             opened(page) if web else print(f"page in {page}")
 

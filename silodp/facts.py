@@ -137,6 +137,13 @@ def silos_of_round(key: Key[Array, ""], round: Any, silos: int, count: int | Non
     return jnp.sort(jax.lax.top_k(tickets, count)[1])
 
 
+def turns(rounds: Sequence[int], period: int, first: int = 0) -> int:
+    """How many of the rounds are first, first + period, first + 2 period and so on; at once where all rounds count."""
+    if isinstance(rounds, range):
+        return len(rounds[(first - rounds.start) % period :: period])
+    return int(np.count_nonzero(np.asarray(rounds, np.int64) % period == first))
+
+
 @dataclass(frozen=True)
 class Stream:
     """One line of what an algorithm releases about a silo: so many releases, over batches drawn by this rule.

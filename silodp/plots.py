@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from PIL import Image
 
 from silodp.digits import rounded_up
 from silodp.errors import ConfigError
 from silodp.report.found import LABELS, LOGARITHMIC
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = ("png", "pdf", "svg")
 MOST_TICKS = 8  # that a logarithmic axis names one by one
@@ -31,7 +30,8 @@ def history_figure(
     """Every measured column against rounds, one line per run; `baselines`: level lines by column."""
     first = next(iter(histories.values()))
     columns = [name for name in LABELS if first and name in first[0]]
-    figure = Figure(figsize=(4.2 * len(columns), 3.4), layout="constrained")
+    figure = new_figure(4.2 * len(columns), 3.4, layout=None)  # placing by what is drawn draws everything three times
+    figure.subplots_adjust(0.16 / len(columns), 0.15, 1 - 0.03 / len(columns), 0.88, wspace=0.3)
     for position, column in enumerate(columns):
         axes = figure.add_subplot(1, len(columns), position + 1)
         for label, rows in histories.items():
@@ -66,7 +66,7 @@ def curve_figure(
     markers: bool = False,
 ) -> None:
     """Lines (x, y) by label; `errors`: a line's bars, up and down; `levels`: what to compare with, such as chance."""
-    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    figure = new_figure(5, 3.6)
     axes = figure.add_subplot()
     for label, (x, y) in lines.items():
         bars = (errors or {}).get(label)
@@ -88,6 +88,13 @@ def curve_figure(
 def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
     for number, (label, level) in enumerate(levels.items()):
         axes.axhline(level, color="0.4", linestyle=("--", ":", "-.")[number % 3], label=label)
+
+
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
+    """matplotlib is imported here: it takes longer than most of what does not draw."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout=layout)
 
 
 def finish(axes: Axes, x_label: str, y_label: str, *, legend: bool) -> None:
@@ -119,6 +126,9 @@ def check_format(path: Path) -> str:
 
 
 def save_pixels(figure: Figure, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
@@ -127,6 +137,8 @@ def save_pixels(figure: Figure, path: Path) -> None:
 
 
 def save_vectors(figure: Figure, path: Path, ending: str) -> None:
+    from matplotlib import rc_context
+
     # Names inside an SVG are random and both formats carry the date, unless told otherwise. Publishers refuse the
     # fonts that matplotlib puts into a PDF by default (type 3).
     with rc_context({"svg.hashsalt": "silodp", "pdf.fonttype": 42}):

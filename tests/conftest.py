@@ -22,6 +22,8 @@ if os.environ.get("SILODP_TESTS_COMPILER") != "optimising":
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
+os.environ.setdefault("SILODP_CACHE", "off")  # what a test finds does not depend on earlier ones
+
 import tests.typed  # noqa: F401 (before silodp: it checks what is imported afterwards)
 from silodp.data import FederatedData, SiloData
 from silodp.parse import parse_config, to_toml

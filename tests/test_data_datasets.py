@@ -200,3 +200,12 @@ def test_real_cifar10_has_the_published_bytes(real):
     planes = test.features.astype(np.uint8).transpose(0, 3, 1, 2).reshape(10000, -1)
     binary = np.column_stack([test.targets, planes]).astype(np.uint8)
     assert hashlib.md5(binary.tobytes()).hexdigest() == "803d5f7f4d78ea53de84dbe85f74fb6d"
+
+
+def test_wbcd_is_what_scikit_learn_reads():
+    from sklearn.datasets import load_breast_cancer
+
+    bunch, table = load_breast_cancer(), load_dataset("wbcd")[0]
+    assert np.array_equal(table.features, bunch.data.astype(np.float32))
+    assert list(table.names) == list(bunch.feature_names)
+    assert np.array_equal(table.targets, bunch.target_names[bunch.target])

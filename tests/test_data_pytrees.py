@@ -80,7 +80,7 @@ def token_model(facts: Facts) -> silodp.Model:
 
 
 def plain_model(facts: Facts) -> silodp.Model:
-    """The same loss without the library's layers: the general engine takes it."""
+    """The same loss without the library's layers, for the general engine."""
     model = token_model(facts)
 
     def loss(params, record):
@@ -288,7 +288,8 @@ def test_messages_are_the_simulation(name, silos, tmp_path, monkeypatch):
 def test_both_engines_agree(tmp_path):
     data = patients()
     structured = train(settings(), data=data, out=tmp_path / "structured")
-    general = train(settings(kind="tests.test_data_pytrees:plain_model"), data=data, out=tmp_path / "general")
+    plain = {"model": {"kind": "tests.test_data_pytrees:plain_model", "engine": "general"}}
+    general = train(settings() | plain, data=data, out=tmp_path / "general")
     assert (structured.summary["engine"], general.summary["engine"]) == ("structured", "general")
     for ours, theirs in zip(jax.tree.leaves(structured.params), jax.tree.leaves(general.params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)

@@ -408,7 +408,9 @@ def jitted_inside(p, r):
     [
         (shared_weight, "general", "['w'] is used by two layers"),
         (weight_outside, "general", "['w'] is used outside"),
-        (lambda p, r: jnp.sum(jnp.tanh(p["w"] @ r)), "general", "['w'] is used outside"),
+        (lambda p, r: jnp.sum(jnp.tanh(p["w"] @ r)), "structured", "network of 1 layer"),
+        (lambda p, r: jnp.sum(jnp.tanh(r @ p["w"])), "structured", "network of 1 layer"),
+        (lambda p, r: jnp.sum(p["w"].T @ jnp.tanh(r)), "structured", "network of 1 layer"),
         (lambda p, r: jnp.sum(dense(2 * p["w"], None, r)), "general", "['w'] is used outside"),
         (lambda p, r: jnp.sum(jax.vmap(lambda x: dense(p["w"], None, x))(jnp.stack([r, r]))), "general", "stack"),
         (jitted_inside, "structured", "network of 1 layer"),
@@ -429,6 +431,75 @@ def test_engine_is_chosen_with_a_reason_and_agrees_with_the_general_one(loss, en
     if engine == "general":
         with pytest.raises(ValueError, match="engine: structured cannot take this loss"):
             clipped_sum(loss, [params], [1.0], records, jnp.ones(5), 1.0, engine="structured")
+
+
+# --- parameters that no layer has to itself -------------------------------------------------------------------------
+
+
+def normalised(x, scale, shift):
+    centred = x - x.mean()
+    return scale * centred * jax.lax.rsqrt(jnp.mean(centred**2) + 1e-5) + shift
+
+
+def norm_loss(p, record):
+    """Layers with a norm between them, whose scale and shift are used twice."""
+    h = jnp.tanh(normalised(dense(p["w1"], p["b1"], record[0]), p["scale"], p["shift"]))
+    z = dense(p["w2"], p["b2"], normalised(h, p["scale"], p["shift"]))
+    return jax.nn.logsumexp(z) - z[record[1]]
+
+
+def hand_loss(p, record):
+    """As one writes it with JAX alone: weights on either side, biases added, a residual, a tied pair, a gain."""
+    h = jnp.tanh(record[0] @ p["w1"] + p["b1"])
+    h = h + jnp.tanh(p["tied"].T @ (p["tied"] @ h))
+    z = p["w2"].T @ h * p["gain"]
+    return jax.nn.logsumexp(z) - z[record[1]]
+
+
+MIXED = {
+    "norm": (norm_loss, {"w1": (7, 6), "b1": (7,), "scale": (7,), "shift": (7,), "w2": (4, 7), "b2": (4,)},
+             {"scale": "used outside", "shift": "used outside"}),
+    "by hand": (hand_loss, {"w1": (6, 9), "b1": (9,), "tied": (3, 9), "w2": (9, 4), "gain": (1,)},
+                {"b1": "used outside", "tied": "used by two layers", "gain": "used outside"}),
+}  # fmt: skip
+
+
+def mixed(name):
+    loss, shapes, kept = MIXED[name]
+    params = {leaf: draw(i, *shape) / 2 for i, (leaf, shape) in enumerate(shapes.items())}
+    return loss, params, (draw(5, N, 6), labels(4)), kept
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_each_parameter_is_told_what_is_done_with_it(name):
+    loss, params, records, kept = mixed(name)
+    told = gradients.leaf_methods(loss, params, jax.tree.map(lambda leaf: leaf[0], records))
+    assert told.keys() == {f"['{leaf}']" for leaf in params}
+    for leaf in params:
+        method = told[f"['{leaf}']"]
+        assert method.startswith("per-record gradient") if leaf in kept else method == "factors of a dense layer"
+        assert kept.get(leaf, "") in method
+    assert "per-record gradients where" in engine_for(loss, params, jax.tree.map(lambda leaf: leaf[0], records))[1]
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("points", ["value", "difference", "penalty"])
+def test_parameters_of_no_layer_are_clipped_with_the_others(name, points):
+    """A norm that left them out, or a sum that took them unclipped, would differ by more than a tenth."""
+    loss, params, records, _ = mixed(name)
+    loss = Regularised(loss, bounded) if points == "penalty" else loss
+    at = ([apart(params, 1e-3), params], [1.0, -1.0]) if points == "difference" else ([params], [1.0])
+    weights = jnp.arange(N) % 3 * 1.0
+    want, clip = reference(loss, *at, records, weights)
+    assert relative(jitted(loss, *at, records, weights, clip, engine="structured", microbatch=9), want) < 1e-5
+
+
+def test_mostly_kept_parameters_are_left_to_the_general_engine():
+    """In one piece, records first, per-record gradients are computed quicker than between factors."""
+    loss = lambda p, r: jnp.sum(p["out"] @ jnp.tanh(r.reshape(2, 3) @ p["w"]).sum(axis=0))
+    small, large = {"w": draw(0, 3, 9), "out": draw(1, 2, 9)}, {"w": draw(0, 3, 9), "out": draw(1, 4, 9)}
+    assert engine_for(loss, small, draw(2, 6)) == ("general", "['w'] is applied to a stack of inputs, not to one")
+    assert engine_for(loss, large, draw(2, 6))[0] == "structured"
 
 
 @pytest.mark.parametrize(

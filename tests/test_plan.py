@@ -16,7 +16,7 @@ from silodp.algorithms.gradient import GradientDescent
 from silodp.channels import Channel, Compressed, Shuffled, Summed, Trusted, Untrusted
 from silodp.compressors import RandK
 from silodp.config import Config, PrivacyConfig
-from silodp.facts import Facts, Stream
+from silodp.facts import Facts, Stream, turns
 from silodp.parse import parse_config
 from silodp.plan.calibrate import Part, noise_of
 from silodp.plan.make import make_plan
@@ -304,3 +304,11 @@ def test_stages_with_a_stream_in_common_are_refused():
         two_stages(part("tune", 0.3, value=3), part("train", 0.7, value=20))
     with pytest.raises(ValueError, match="stream 'value' stands in another stage too"):  # used or not
         two_stages(part("tune", 0.3, value=0, tuned=3), part("train", 0.7, value=20))
+
+
+@pytest.mark.parametrize("rounds", [range(0), range(1), range(17), range(3, 40), (0, 3, 4, 9, 12), ()])
+def test_turns_are_counted_without_looking_at_every_round(rounds):
+    for period in (1, 2, 3, 7):
+        for first in range(period):
+            assert turns(rounds, period, first) == sum(r % period == first for r in rounds)
+    assert turns(range(10**15), 10) == 10**14

@@ -97,3 +97,45 @@ def test_what_does_not_exist_is_told_without_jax(tmp_path, arguments):
 def test_the_check_can_fail(tmp_path):
     """`silodp list NAME` reads a family's file, which is JAX code: the report must say so."""
     assert last_line(typed(tmp_path, "list", "spider")) == "JAX"
+
+
+# --- what is imported, and when ---------------------------------------------------------------------------------
+
+HEAVY = {"sklearn", "pandas", "matplotlib", "dp_accounting"}
+ACCOUNT = """
+[data]
+sizes = [100, 130]
+[privacy]
+trust = "untrusted"
+epsilon = 2.0
+[algorithm]
+name = "dp-gd"
+rounds = 12
+"""
+
+
+def imported(folder: Path, *command: str) -> set[str]:
+    """Libraries that a process imported."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+def test_an_account_of_gaussian_releases_imports_no_more_than_it_needs(tmp_path):
+    (tmp_path / "account.toml").write_text(ACCOUNT)
+    found = imported(tmp_path, "-m", "silodp.cli", "account", "account.toml")
+    assert "jax" in found
+    assert not found & (HEAVY | {"scipy.optimize", "scipy.stats"})
+
+
+def test_help_imports_neither_numpy_nor_pydantic(tmp_path):
+    assert not imported(tmp_path, "-m", "silodp.cli", "--help") & {"numpy", "pydantic", "safetensors"}
+
+
+def test_a_silo_imports_no_more_than_it_needs(tmp_path):
+    found = imported(tmp_path, "-m", "silodp.deploy.silo")
+    assert "jax" in found
+    assert not found & (HEAVY | {"scipy.optimize", "scipy.stats", "typer", "rich"})

@@ -58,7 +58,7 @@ from silodp.algorithms.theory import (
     whole,
 )
 from silodp.core import NUMBER, POINT, Algorithm, Federation, Silo, distance
-from silodp.facts import Stream
+from silodp.facts import Stream, turns
 from silodp.privacy.accountant import optimal_share
 from silodp.releases import Answer, Public, Vector
 from silodp.sampling import BatchRule, Full
@@ -126,7 +126,7 @@ class RecursiveDifference(Algorithm):
         return jnp.minimum(scaled, 2 * self.clip) if self.capped and self.clip is not None else scaled
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
-        values = sum(r % self.restart == 0 for r in rounds)
+        values = turns(rounds, self.restart)
         differences = len(rounds) - values
         return [Stream("value", values, self.batch), Stream("difference", differences, self.sampled)]
 
@@ -190,7 +190,7 @@ class LocalSteps(Algorithm):
         return Public(jnp.concatenate([last, local]))
 
     def local_stream(self, silo: int, silos: int, rounds: Sequence[int]) -> Stream:
-        own = sum(r % silos == silo for r in rounds)
+        own = turns(rounds, silos, silo)
         return Stream("local", own * (self.local_steps - 1), self.batch_local, local=True)
 
 

@@ -10,13 +10,15 @@ import math
 from typing import Any
 
 import numpy as np
-from dp_accounting.pld.pld_pmf import DensePLDPmf
-from scipy.optimize import brentq
 from scipy.special import gammaln, ndtr
-from scipy.stats import binom
 
 from silodp.algorithms.entry import Case
+from silodp.later import Later
 from silodp.privacy import gaussian
+from silodp.privacy.roots import root
+
+laws = Later("dp_accounting.pld.pld_pmf")
+stats = Later("scipy.stats")
 
 LOWY = "Lowy, Ghafelebashi, Razaviyayn 2023"
 DIFF2 = "Murata, Suzuki 2023 (DIFF2)"
@@ -83,7 +85,7 @@ def with_replacement_epsilon(draws: int, records: int, multiplier: float, count:
     release by j bounds, against no shift. Losses are rounded down: the truth is no smaller.
     """
     times = np.arange(draws + 1)
-    weights = binom.pmf(times, draws, 1 / records)
+    weights = stats.binom.pmf(times, draws, 1 / records)
     times, weights = times[weights > 1e-18] / multiplier, weights[weights > 1e-18]
     x = np.linspace(-10, times[-1] + 10, 200_001)
     mass = sum(w * np.diff(ndtr(x - t)) for w, t in zip(weights, times, strict=True))
@@ -91,7 +93,7 @@ def with_replacement_epsilon(draws: int, records: int, multiplier: float, count:
     interval = max(math.sqrt(float(np.sum(mass * loss**2))) / 500, float(loss[-1]) / 200_000)
     cell = np.floor(loss / interval).astype(int)
     law = np.bincount(cell - cell[0], mass)
-    one = DensePLDPmf(interval, int(cell[0]), law, 0.0, pessimistic_estimate=False)
+    one = laws.DensePLDPmf(interval, int(cell[0]), law, 0.0, pessimistic_estimate=False)
     return float(one.self_compose(count).get_epsilon_for_delta(delta))
 
 
@@ -115,7 +117,7 @@ def bvr_local(case: Case, uses: int, rate: float, share: float = 1.0) -> float:
     alpha = diff2_order(case)
     budget = share * (case.epsilon - math.log(1 / case.delta) / (alpha - 1))
     used = lambda log_s: uses * sampled_rdp(alpha, math.exp(log_s), rate)
-    return math.exp(float(brentq(lambda log_s: math.log(used(log_s) / budget), -3.0, 20.0)))  # type: ignore[arg-type]
+    return math.exp(root(lambda log_s: math.log(used(log_s) / budget), -3.0, 20.0))
 
 
 def sampled_rdp(alpha: int, multiplier: float, rate: float) -> float:

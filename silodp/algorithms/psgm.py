@@ -121,8 +121,9 @@ class MomentumDifference(LocalSteps):
         return 1 if self.fused else 2
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
-        later = 0 if self.fused else sum(r > 0 for r in rounds)
-        first = 0 if self.batch_first is None else sum(r == 0 for r in rounds)
+        has_first = int(0 in rounds)
+        later = 0 if self.fused else len(rounds) - has_first
+        first = 0 if self.batch_first is None else has_first
         streams = [
             Stream("value", len(rounds) - first, self.batch),
             Stream("difference", later, self.batch),

@@ -33,7 +33,7 @@ from silodp.algorithms.papers import LOWY, SHUFFLED, SUMS, amplified, summed_noi
 from silodp.algorithms.proofs import CAPPED, CLIP, at_least, small_epsilon, step
 from silodp.algorithms.theory import GAP, Choice, condition, whole
 from silodp.core import POINT, Algorithm, Federation, Silo, distance
-from silodp.facts import Stream
+from silodp.facts import Stream, turns
 from silodp.releases import Answer, Vector
 from silodp.sampling import BatchRule, Full
 
@@ -94,7 +94,7 @@ class ProxSVRG(Algorithm):
         return silo.mean([x, anchor], [1.0, -1.0], clip, "difference", self.batch)
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
-        values = sum(r % self.restart == 0 for r in rounds)
+        values = turns(rounds, self.restart)
         return [Stream("value", values, Full()), Stream("difference", len(rounds) - values, self.batch)]
 
 

@@ -9,19 +9,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import sklearn.datasets as public
 from jaxtyping import Shaped, UInt8
 
 from silodp.data.tables import from_arrays, load_npz
 from silodp.data.types import Table, Task
+from silodp.later import Later
+
+public = Later("sklearn.datasets")
 
 Tables = tuple[Table, Table | None]  # training records; test records where a split is customary
 DIRECTORY = "SILODP_DATA"
 KDD_CATEGORIES = ("protocol_type", "service", "flag")
 MNIST_TRAIN = 60_000
+# wbcd: what was measured of the nuclei of cells, and the statistics of it, in the order of its columns
+CELLS = (
+    "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points", "symmetry",
+    "fractal dimension",
+)  # fmt: skip
+CELL_FORMS = ("mean {}", "{} error", "worst {}")
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,18 @@ def _fetch(name: str, dataset: Dataset, directory: str) -> Tables:
 
 
 def _wbcd(paths: list[Path]) -> Tables:
-    bunch = public.load_breast_cancer()
-    labels = np.asarray(bunch.target_names)[bunch.target]  # pyright: ignore
-    names = [str(n) for n in bunch.feature_names]  # pyright: ignore
-    return from_arrays("wbcd", bunch.data, labels, names), None  # pyright: ignore
+    """scikit-learn's file, read without importing scikit-learn: that takes longer than the first run itself."""
+    with (_sklearn_folder() / "datasets" / "data" / "breast_cancer.csv").open(encoding="utf-8") as lines:
+        classes = np.array(next(lines).strip().split(",")[2:])
+        rows = np.array([line.split(",") for line in lines], np.float64)
+    names = [form.format(measured) for form in CELL_FORMS for measured in CELLS]
+    return from_arrays("wbcd", rows[:, :-1], classes[rows[:, -1].astype(int)], names), None
+
+
+def _sklearn_folder() -> Path:
+    spec = find_spec("sklearn")
+    assert spec is not None and spec.origin is not None, "scikit-learn is required by silodp"
+    return Path(spec.origin).parent
 
 
 def _two_parts(name: str) -> Callable[[list[Path]], Tables]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from silodp.data.cells import Cells, day, flag, is_missing, label, read_cells, read_numbers
 from silodp.data.kinds import DAYS, identifies
+from silodp.later import Later
 from silodp.parse import toml_key, toml_literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = Later("pandas")
 
 TODO = "TODO"
 MOST_VALUES = 50  # of a category that is drafted from values

@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from silodp.data import draft, inspection
 from silodp.data.cells import day, number
 from silodp.errors import ConfigError, Problems
+from silodp.later import Later
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from silodp.data.schema import Schema
+else:
+    pd = Later("pandas")
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 

@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Shaped
 
 from silodp.data.cells import Cells, is_missing, label
 from silodp.errors import ConfigError
+from silodp.later import Later
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from silodp.data.schema import Schema
+else:
+    pd = Later("pandas")
 
 
 def named(frame: Any) -> pd.DataFrame:

@@ -10,10 +10,9 @@ import math
 import re
 from datetime import date, datetime
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Float64
 from pydantic import (
     BaseModel,
@@ -28,6 +27,12 @@ from pydantic import (
 )
 
 from silodp.data.cells import Cells, day, flag, label, labels, place, read_cells, read_numbers
+from silodp.later import Later
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = Later("pandas")
 
 Label = StrictBool | StrictInt | StrictFloat | StrictStr
 DAYS = {"days": 1.0, "months": 365.2425 / 12, "years": 365.2425}

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32
-from sklearn.decomposition import PCA
 
 from silodp.data.images import channels_first, oriented_gradients
 from silodp.data.tables import load_npz, own_name
@@ -172,6 +171,8 @@ def _pca(step: Step, train: Table) -> Fitted:
     flat = _flat(train.features)
     if not step.argument.isdecimal() or not 1 <= int(step.argument) <= min(flat.shape):
         raise step.error(f"needs a number of components from 1 to {min(flat.shape)}")
+    from sklearn.decomposition import PCA
+
     pca = PCA(int(step.argument), svd_solver="full" if flat.shape[1] < 50 else "covariance_eigh")
     pca.fit(flat)
     share = pca.explained_variance_ratio_.sum()

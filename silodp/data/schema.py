@@ -11,10 +11,9 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float32, Float64, Int32, Shaped
 from pydantic import Field, StrictBool, ValidationError, model_validator
 
@@ -37,7 +36,13 @@ from silodp.data.kinds import (
     some,
 )
 from silodp.errors import ConfigError, Problems
+from silodp.later import Later
 from silodp.parse import toml_key, toml_literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = Later("pandas")
 
 
 class Target(Part):

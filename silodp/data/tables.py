@@ -12,17 +12,22 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float32
-from sklearn.datasets import load_svmlight_file
 
 from silodp.data.frames import header, looks_like_a_record, read_parquet, reason, refuse_twice
 from silodp.data.kinds import identifies
 from silodp.data.types import Table
+from silodp.later import Later
 
-Single = str | Path | pd.DataFrame | tuple | Table
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = Later("pandas")
+
+Single = Union[str, Path, "pd.DataFrame", tuple, Table]
 Source = Single | Sequence[Single] | Mapping[str, Single]
 
 
@@ -54,12 +59,12 @@ def read_tables(source: Source, columns: Columns) -> tuple[list[Table], bool]:
 def read_one(source: Single, columns: Columns, name: str | None = None) -> Table:
     if isinstance(source, Table):
         return source
-    if isinstance(source, pd.DataFrame):
-        return from_frame(source, name or "DataFrame", columns)
     if isinstance(source, str | Path):
         return _read_file(Path(source), columns)
     if isinstance(source, tuple) and len(source) == 2:
         return from_arrays(name or "arrays", *source)
+    if isinstance(source, pd.DataFrame):
+        return from_frame(source, name or "DataFrame", columns)
     raise ValueError(
         f"data source: cannot read a {type(source).__name__}; give a path, a DataFrame, "
         "a pair (features, targets), or a list or dict of these with one entry per silo"
@@ -119,8 +124,10 @@ def own_name(name: str) -> str:
 
 
 def check_targets(table: Table) -> None:
-    numeric = table.targets.dtype.kind in "buif"
-    bad = ~np.isfinite(table.targets) if numeric else np.asarray(pd.isna(table.targets))
+    kind = table.targets.dtype.kind
+    if kind in "US":  # text is never missing
+        return
+    bad = ~np.isfinite(table.targets) if kind in "buif" else np.asarray(pd.isna(table.targets))
     if bad.any():
         raise ValueError(
             f"{table.source}: record {int(np.argmax(bad)) + 1} has a missing or infinite target; "
@@ -257,6 +264,8 @@ def _read_parquet(path: Path, columns: Columns) -> Table:
 
 
 def _read_libsvm(path: Path, columns: Columns) -> Table:
+    from sklearn.datasets import load_svmlight_file
+
     try:
         sparse, targets = load_svmlight_file(str(path), zero_based=False)[:2]  # pyright: ignore
     except (ValueError, OSError) as fault:

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from silodp import registry
+from silodp.cache import keep_programs
 from silodp.core import Silo, Site, ask, privatised
 from silodp.deploy.shuffler import ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
@@ -149,7 +150,7 @@ class SiloServer:
 
     def _remembered(self, x0: Array) -> tuple[PyTree, Account]:
         """What the algorithm keeps, and the account with what it took to compute that."""
-        silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed)
+        silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed, self.site.records)
         return self.algorithm.remember(silo, x0), silo.account
 
     def ready(self) -> dict[str, Any]:
@@ -212,9 +213,11 @@ class SiloServer:
         self._check_points(f"query {name!r}", public, shapes)
         self.end.check(round)
         seed = self.batch_seed if round == self.round else fresh_seed()
-        given = tuple(public), jnp.int32(round), self.memory, self.account, self.wire, seed
+        state = self.memory, self.account, self.wire, seed
         try:
-            message, memory, account, wire = jax.block_until_ready(compiled(*given))
+            message, memory, account, wire = jax.block_until_ready(
+                compiled(self.site.records, tuple(public), jnp.int32(round), *state)
+            )
         except jax.errors.JaxRuntimeError:  # its text may quote numbers: not passed on
             raise Refused(f"query {name!r} of round {round}: no noise could be drawn; nothing was sent") from None
         self._check_budget(account)
@@ -236,8 +239,11 @@ class SiloServer:
         if (kind, name) not in self.compiled:
             query = getattr(self.algorithm, name)
 
-            def run(public: Any, round: Array, memory: Any, account: Account, wire: Any, batch_seed: Array) -> Any:
-                silo = self._silo(round, memory, account, batch_seed)
+            # Records are an argument: as a constant they would stand in the program, and with it in a cache.
+            def run(
+                records: PyTree, public: Any, round: Array, memory: Any, account: Account, wire: Any, batch_seed: Array
+            ) -> Any:
+                silo = self._silo(round, memory, account, batch_seed, records)
                 if kind == "local":
                     return privatised(query(silo, *public)), silo.memory, silo.account, wire
                 return ask(query, public, silo, wire)
@@ -245,8 +251,8 @@ class SiloServer:
             self.compiled[kind, name] = jax.jit(run)
         return self.compiled[kind, name]
 
-    def _silo(self, round: Array, memory: Any, account: Account, batch_seed: Any) -> Silo:
-        return Silo(self.site, round, self._randomness(round, batch_seed), memory, account)
+    def _silo(self, round: Array, memory: Any, account: Account, batch_seed: Any, records: PyTree) -> Silo:
+        return Silo(replace(self.site, records=records), round, self._randomness(round, batch_seed), memory, account)
 
     def _randomness(self, round: Array, batch_seed: Any) -> Randomness:
         if self.seed is not None:
@@ -369,6 +375,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> None:
     registry.close(sys.argv[1:])
+    if not sys.argv[1:]:  # what is the library's own takes records as arguments
+        keep_programs()
     # What is proven of sums holds for products in float32; accelerators round them to less unless they are told.
     jax.config.update("jax_default_matmul_precision", "highest")
     # Whatever prints must not end up between the frames: keep the pipe, point stdout at stderr.

@@ -3,8 +3,9 @@
     clipped_sum(loss, points, coefficients, records, weights, clip)
         = sum_j weights[j] * clip(sum_k coefficients[k] * grad loss(points[k], records[j]), clip)
 
-Two engines compute it. *structured* takes networks of `dense`, `conv2d` and `embed` layers (with any plain JAX between
-them) and never builds a per-record gradient; *general* takes any differentiable loss, in microbatches.
+Two engines compute it. *structured* takes losses in which most parameters are weights of layers (`dense`, `conv2d`,
+`embed`, or a plain product with one vector) and builds per-record gradients only of the others; *general* takes any
+differentiable loss, in microbatches.
 
 Formal guarantee: a record's contribution has norm at most weight * clip; it is 0 if its gradient (or the square of its
 norm) is not finite. Sums are doubles. Replacing one record of weight 1 moves the sum by at most 2 * clip * (1 + SLACK)
@@ -31,6 +32,7 @@ from silodp.gradients.structure import Layer, Loss, NotStructured, Structure, fi
 
 SUMS_BYTES = 4_000_000  # of the sums of runs that are in memory at one time
 ENGINES = ("auto", "structured", "general")
+SHOWN = 3  # parameters that a reason names
 Scalar = Float[Array, ""] | float
 
 
@@ -62,8 +64,29 @@ def engine_for(loss: Loss, params: PyTree, record: PyTree) -> tuple[str, str]:
     found = _structure(loss, params, record)
     if isinstance(found, str):
         return "general", found
-    layers = len(found.layers)
-    return "structured", f"the loss is a network of {layers} layer{'s' if layers != 1 else ''}"
+    leaves = len(found.leaves)
+    layers = len(found.layers) - leaves
+    words = f"the loss is a network of {layers} layer{'s' if layers != 1 else ''}"
+    if leaves:
+        more = f" and {leaves - SHOWN} more" if leaves > SHOWN else ""
+        words += f"; per-record gradients where {', '.join(found.why[:SHOWN])}{more}"
+    return "structured", words
+
+
+def leaf_methods(loss: Loss, params: PyTree, record: PyTree) -> dict[str, str]:
+    """What the engine does with each parameter, by its name, and why."""
+    names = [jax.tree_util.keystr(path) or "x" for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    found = _structure(loss, params, record)
+    if isinstance(found, str):
+        return dict.fromkeys(names, f"per-record gradient: {found}")
+    told = dict.fromkeys(names, "not used")
+    for layer in found.layers:
+        for place in (layer.weight, layer.bias):
+            if place is not None:
+                told[names[place]] = f"factors of a {layer.kind.removeprefix('silodp_')} layer"
+    for leaf, why in zip(found.leaves, found.why, strict=True):
+        told[names[leaf.weight]] = f"per-record gradient: {why}"
+    return told
 
 
 def clipped_sum(
@@ -187,6 +210,7 @@ __all__ = [
     "difference",
     "embed",
     "engine_for",
+    "leaf_methods",
     "max_pool",
     "per_record",
     "record_factors",

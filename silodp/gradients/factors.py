@@ -5,7 +5,8 @@ a sum of such products,  sum_k c_k b_k a_k^T = (C b_y + sum_k c_k (b_k - b_y)) a
 C = sum_k c_k and y the last point, so that nothing large cancels for nearby points; the terms are then made
 orthogonal, so that the norm is a sum of squares (and of what rounding left of their products), of exactly the terms
 that are summed.
-A convolution's kernel is small: its gradient is kept per record, within the block of records at hand.
+The gradients of a convolution's kernel, and of parameters that no layer has to itself, are kept record by record,
+within the block of records at hand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from silodp.gradients.blocks import in_runs
-from silodp.gradients.layers import CONV, EMBED
+from silodp.gradients.layers import CONV, EMBED, LEAF
 from silodp.gradients.structure import Layer
 
 PerRecord = Float[Array, " n"]
@@ -107,28 +108,28 @@ class DenseFactors(eqx.Module):
         return inputs + s.constant * t.constant if self.has_bias else inputs
 
 
-class KernelFactors(eqx.Module):
-    """A convolution's gradients, record by record."""
+class KeptGradients(eqx.Module):
+    """Gradients record by record: of a convolution's kernel, or of a parameter that no layer has to itself."""
 
-    kernel: Float[Array, "outputs inputs rows columns n"]
+    weight: Float[Array, "*shape n"]
     bias: Float[Array, "outputs n"] | None
 
     def square_norms(self) -> PerRecord:
-        return _square(self.kernel) + (0 if self.bias is None else _square(self.bias))
+        return _square(self.weight) + (0 if self.bias is None else _square(self.bias))
 
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
-        total = jnp.einsum("oikln,oikl->n", self.kernel, weight)
+        total = jnp.tensordot(weight, self.weight, weight.ndim)
         return total if self.bias is None or bias is None else total + bias @ self.bias
 
     @property
     def addends(self) -> int:
-        return self.kernel[..., 0].size + 1
+        return self.weight[..., 0].size + 1
 
     def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
         sums = lambda leaf: run_products(leaf, scale, run)
-        return sums(self.kernel), None if self.bias is None else sums(self.bias)
+        return sums(self.weight), None if self.bias is None else sums(self.bias)
 
-    def scaled(self, scale: PerRecord) -> KernelFactors:
+    def scaled(self, scale: PerRecord) -> KeptGradients:
         return jax.tree.map(lambda leaf: leaf * scale, self)
 
 
@@ -175,7 +176,7 @@ class RowFactors(eqx.Module):
         return RowFactors(self.index, self.cotangents * scale, self.rows)
 
 
-Factors = DenseFactors | KernelFactors | RowFactors
+Factors = DenseFactors | KeptGradients | RowFactors
 
 
 def make_factors(layer: Layer, weight: Array, terms: Sequence[tuple[Array, Array]]) -> Factors:
@@ -187,10 +188,12 @@ def make_factors(layer: Layer, weight: Array, terms: Sequence[tuple[Array, Array
         return RowFactors(flat, cotangents.reshape(-1, weight.shape[1], n), rows)
     # A model may hold half precision weights: their inputs' squares would vanish, and with them the norm.
     terms = [(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in terms]
+    if layer.kind == LEAF:
+        return KeptGradients(terms[0][1], None)
     if layer.kind == CONV:
         kernels = [_kernel_gradients(a, b, layer.stride, weight.shape[2:]) for a, b in terms]
         bias = None if layer.bias is None else jnp.sum(terms[0][1], axis=(1, 2))
-        return KernelFactors(sum(kernels[1:], kernels[0]), bias)
+        return KeptGradients(sum(kernels[1:], kernels[0]), bias)
     ones = jnp.ones(terms[0][0].shape[-1])
     listed = (Term(a, ones if i == 0 else 0 * ones, b) for i, (a, b) in enumerate(terms))
     return DenseFactors(tuple(listed), layer.bias is not None, layer.on_record).orthogonal()

@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 DENSE, CONV, EMBED = "silodp_dense", "silodp_conv2d", "silodp_embed"
+LEAF = "leaf"  # a parameter that no layer has to itself
 # Up to this many input values per image row, a convolution is faster as a few products with a band matrix.
 BAND_ROW = 512
 

@@ -1,9 +1,15 @@
-"""Is a loss a network of dense, conv2d and embed layers? If so: which, and their inputs and output cotangents."""
+"""What a loss does with each parameter: which are weights of layers, and what those layers see and send back.
+
+Layers are dense, conv2d and embed, and the product of a parameter with one vector, however it is written. A parameter
+that is used in any other way (a scale, a norm, a weight that two layers share or that meets a stack of inputs) is kept
+as a leaf: its gradient is computed record by record, in the same pass. What remains of a loss may be any JAX.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jaxtyping import Array, PyTree
 
-from silodp.gradients.layers import CONV, DENSE, EMBED, apply_weight
+from silodp.gradients.layers import CONV, DENSE, EMBED, LEAF, apply_weight
 from silodp.gradients.tracing import bind, inner_function, trace, walk
 
 Loss = Callable[[PyTree, PyTree], Array]
@@ -32,10 +38,14 @@ class Layer(NamedTuple):
     output: tuple[int, ...]
     inputs: tuple[int, ...]
     on_record: bool  # its input is made from the record alone, before any parameter
+    turned: bool = False  # the parameter is the weight's transpose, inputs first
 
 
 class Taps(NamedTuple):
-    """What the layers of one record (or, stacked on the last axis, of many) saw: inputs and output cotangents."""
+    """What the layers of one record (or, stacked on the last axis, of many) saw: inputs and output cotangents.
+
+    Of a leaf the cotangent is its gradient, and there is no input.
+    """
 
     inputs: list[Array]
     cotangents: list[Array]
@@ -43,32 +53,43 @@ class Taps(NamedTuple):
 
 class Structure(NamedTuple):
     traced: core.ClosedJaxpr
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # in the order of their calls, then leaves
+    why: tuple[str, ...] = ()  # of each leaf: what keeps it from being a layer's weight
+
+    @property
+    def leaves(self) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.layers if layer.kind == LEAF)
 
     def taps(self, params: PyTree, records: PyTree) -> Taps:
         """Layer inputs, and the gradients of the losses with respect to what is added to each layer's output."""
         leaves, n = jax.tree.leaves(params), jax.tree.leaves(records)[0].shape[0]
-        offsets = [_offset(layer, leaves, n) for layer in self.layers]
+        offsets = [_offset(layer, leaves, n) for layer in self.layers if layer.kind != LEAF]
         return jax.vmap(self._record_taps, in_axes=(None, 0, -1), out_axes=-1)(leaves, records, offsets)
 
     def _record_taps(self, leaves: list[Array], record: PyTree, offsets: list[Array]) -> Taps:
-        layers = {layer.call: (layer, i) for i, layer in enumerate(self.layers)}
+        layers = {layer.call: (layer, i) for i, layer in enumerate(self.layers) if layer.kind != LEAF}
+        places = [layer.weight for layer in self.leaves]
 
-        def perturbed(offsets: list[Array]) -> tuple[Array, list[Array]]:
-            calls, inputs = count(), []
+        def perturbed(offsets: list[Array], kept: list[Array]) -> tuple[Array, list[Array]]:
+            calls, inputs, own = count(), [], list(leaves)
+            for place, leaf in zip(places, kept, strict=True):
+                own[place] = leaf
 
             def apply(equation: core.JaxprEqn, values: list[Any]) -> list[Any]:
-                if not is_layer(equation) or (call := next(calls)) not in layers:
+                if not is_call(equation) or (call := next(calls)) not in layers:
                     return bind(equation, values)
                 layer, i = layers[call]
-                inputs.append(values[1])
-                return [apply_weight(layer.kind, values[0], values[1], layer.stride) + offsets[i]]
+                weight = leaves[layer.weight].T if layer.turned else leaves[layer.weight]
+                x = values[1] if is_layer(equation) or values[0].ndim == 2 else values[0]
+                inputs.append(x)
+                return [apply_weight(layer.kind, weight, x, layer.stride) + offsets[i]]
 
-            (value,) = walk(self.traced, [*leaves, *jax.tree.leaves(record)], apply, inline=_inline)
+            (value,) = walk(self.traced, [*own, *jax.tree.leaves(record)], apply, inline=_inline)
             return value, inputs
 
-        cotangents, inputs = jax.grad(perturbed, has_aux=True)(offsets)
-        return Taps(inputs, cotangents)
+        kept = [leaves[place] for place in places]
+        (cotangents, gradients), inputs = jax.grad(perturbed, argnums=(0, 1), has_aux=True)(offsets, kept)
+        return Taps([*inputs, *(jnp.zeros(()) for _ in kept)], [*cotangents, *gradients])
 
 
 def _offset(layer: Layer, leaves: list[Array], n: int) -> Array:
@@ -82,10 +103,11 @@ class _Origin(NamedTuple):
 
     parameter: int | None = None
     depends: bool = False
+    turned: bool = False  # the value is the parameter's transpose
 
 
 def find_structure(loss: Loss, params: PyTree, record: PyTree) -> Structure:
-    """Trace the loss of one record; raises NotStructured with the reason when it is not a network of layers."""
+    """Trace the loss of one record; raises NotStructured with the reason when most parameters are no layer's."""
     traced = trace(loss, params, record)
     if [_shape(v) for v in traced.jaxpr.outvars] != [()]:
         raise ValueError(f"loss: must return one scalar per record, not {traced.out_avals}")
@@ -94,59 +116,99 @@ def find_structure(loss: Loss, params: PyTree, record: PyTree) -> Structure:
     origins = [_Origin(i, True) for i in range(len(names))]
     data = [_Origin() for _ in jax.tree.leaves(record)]
     results = walk(traced, [*origins, *data], finder.visit, lift=lambda _: _Origin(), inline=_inline)
-    finder.refuse_parameters(results)
-    return Structure(traced, tuple(finder.layers))
+    finder.keep(results, "is the loss itself")
+    return finder.structure(traced, [jnp.shape(leaf) for leaf in jax.tree.leaves(params)])
 
 
 class _Finder:
     def __init__(self, names: list[str]):
         self.names = names
         self.layers: list[Layer] = []
+        self.why: dict[int, str] = {}  # of every parameter that is kept as a leaf
         self.calls = 0
 
     def visit(self, equation: core.JaxprEqn, inputs: list[_Origin]) -> list[_Origin]:
-        if is_layer(equation) and inputs[0].parameter is not None:
-            self.layers.append(self._layer(equation, inputs))
+        if is_call(equation):
+            layer = self._layer(equation, inputs)
+            if layer is not None:
+                self.layers.append(layer)
+            self.calls += 1
+        elif equation.primitive.name == "transpose" and inputs[0].parameter is not None and _rank(equation) == 2:
+            return [inputs[0]._replace(turned=not inputs[0].turned)]
         else:
-            self.refuse_parameters(inputs)
-        self.calls += is_layer(equation)
+            self.keep(inputs, "is used outside dense, conv2d and embed")
         return [_Origin(depends=any(i.depends for i in inputs)) for _ in equation.outvars]
 
-    def refuse_parameters(self, origins: list[_Origin]) -> None:
+    def keep(self, origins: list[_Origin], why: str) -> None:
         for origin in origins:
             if origin.parameter is not None:
-                name = self.names[origin.parameter]
-                raise NotStructured(f"parameter {name} is used outside dense, conv2d and embed")
+                self.why.setdefault(origin.parameter, f"{self.names[origin.parameter]} {why}")
 
-    def _layer(self, equation: core.JaxprEqn, inputs: list[_Origin]) -> Layer:
+    def structure(self, traced: core.ClosedJaxpr, shapes: list[tuple[int, ...]]) -> Structure:
+        """Layers whose parameters are nobody else's; all other parameters are leaves."""
+        self._keep_shared()
+        layers = [layer for layer in self.layers if not {layer.weight, layer.bias} & self.why.keys()]
+        kept = sorted(self.why)
+        in_layers = sum(prod(shapes[i]) for layer in layers for i in (layer.weight, layer.bias) if i is not None)
+        if in_layers <= sum(prod(shapes[i]) for i in kept):  # the general engine is then the quicker one
+            largest = max(kept, key=lambda i: prod(shapes[i]), default=None)
+            raise NotStructured("no parameter is used" if largest is None else self.why[largest])
+        leaves = [Layer(-1, LEAF, i, None, 1, shapes[i], (), on_record=False) for i in kept]
+        return Structure(traced, (*layers, *leaves), tuple(self.why[i] for i in kept))
+
+    def _keep_shared(self) -> None:
+        """A parameter that is kept makes its layer one of plain JAX, and with it that layer's other parameter."""
+        used: set[int | None] = set()
+        for layer in self.layers:
+            self.keep([_Origin(p) for p in (layer.weight, layer.bias) if p in used], "is used by two layers")
+            used |= {layer.weight, layer.bias} - {None}
+        while again := [each for each in self.layers if self._is_half_kept(each)]:
+            for layer in again:
+                own = [_Origin(layer.weight), _Origin(layer.bias)]
+                self.keep(own, "is used in one layer with a parameter that is kept")
+
+    def _is_half_kept(self, layer: Layer) -> bool:
+        own = {layer.weight, layer.bias} - {None}
+        return 0 < len(own & self.why.keys()) < len(own)
+
+    def _layer(self, equation: core.JaxprEqn, inputs: list[_Origin]) -> Layer | None:
+        """The call as a layer; None where its parameters have to be kept."""
         kind, stride = _kind(equation)
-        weight, data, *bias = inputs
-        self.refuse_parameters([data])
-        if kind == EMBED and data.depends:
-            raise NotStructured(f"an index into {self.names[weight.parameter or 0]} depends on parameters")
-        if bias and bias[0].parameter is None:
-            raise NotStructured("a layer's bias is computed, not a parameter")
-        layer = Layer(
-            self.calls,
-            kind,
-            weight.parameter or 0,
-            bias[0].parameter if bias else None,
-            stride,
-            _shape(equation.outvars[0]),
-            _shape(equation.invars[1]),
-            not data.depends,
-        )
-        self._check(equation, layer)
-        return layer
+        at = 0 if is_layer(equation) or inputs[0].parameter is not None else 1
+        weight, data, bias = inputs[at], inputs[1 - at], inputs[2:]
+        why = self._obstacle(equation, kind, at, inputs)
+        if weight.parameter is None or why is not None:
+            self.keep(inputs, why or "is used outside dense, conv2d and embed")
+            return None
+        turned = weight.turned
+        if not is_layer(equation):  # of a product the axis that is summed tells which way the weight lies
+            (left, right), _ = equation.params["dimension_numbers"]
+            turned ^= (left, right)[at] == (0,)
+        output, seen = _shape(equation.outvars[0]), _shape(equation.invars[1 - at])
+        own = bias[0].parameter if bias else None
+        return Layer(self.calls, kind, weight.parameter, own, stride, output, seen, not data.depends, turned)
 
-    def _check(self, equation: core.JaxprEqn, layer: Layer) -> None:
-        used = {p for earlier in self.layers for p in (earlier.weight, earlier.bias)}
-        for parameter in (layer.weight, layer.bias):
-            if parameter is not None and parameter in used:
-                raise NotStructured(f"parameter {self.names[parameter]} is used by two layers")
-        ranks = {DENSE: (2, 1), CONV: (4, 3), EMBED: (2, len(layer.inputs))}[layer.kind]
-        if (len(_shape(equation.invars[0])), len(layer.inputs)) != ranks:
-            raise NotStructured(f"{self.names[layer.weight]} is applied to a stack of inputs, not to one")
+    def _obstacle(self, equation: core.JaxprEqn, kind: str, at: int, inputs: list[_Origin]) -> str | None:
+        """What keeps a call with a parameter as its weight from being a layer."""
+        weight, data, bias = inputs[at], inputs[1 - at], inputs[2:]
+        seen = len(_shape(equation.invars[1 - at]))
+        ranks = {DENSE: (2, 1), CONV: (4, 3), EMBED: (2, seen)}[kind]
+        if data.parameter is not None or len(_shape(equation.invars[at])) != ranks[0]:
+            return "is used outside dense, conv2d and embed"
+        if seen != ranks[1]:
+            return "is applied to a stack of inputs, not to one"
+        if kind == EMBED and data.depends:
+            return "is looked up at an index that depends on parameters"
+        if bias and (bias[0].parameter is None or bias[0].turned):
+            return "is in a layer whose bias is computed, not a parameter"
+        if is_layer(equation) and weight.turned and kind != DENSE:
+            return "is turned before it is used"
+        return None
+
+
+def is_call(equation: core.JaxprEqn) -> bool:
+    """What may be a layer."""
+    return is_layer(equation) or equation.primitive.name == "dot_general"
 
 
 def is_layer(equation: core.JaxprEqn) -> bool:
@@ -155,8 +217,14 @@ def is_layer(equation: core.JaxprEqn) -> bool:
 
 
 def _kind(equation: core.JaxprEqn) -> tuple[str, int]:
+    if not is_layer(equation):
+        return DENSE, 1
     name = equation.params["name"]
     return (CONV, int(name.rsplit("_", 1)[1])) if name.startswith(CONV) else (name, 1)
+
+
+def _rank(equation: core.JaxprEqn) -> int:
+    return len(_shape(equation.invars[0]))
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

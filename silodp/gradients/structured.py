@@ -1,4 +1,4 @@
-"""The structured engine: networks of dense, conv2d and embed layers, without per-record gradients (see factors.py)."""
+"""The structured engine: large parameters as factors of layers, without per-record gradients (see factors.py)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from silodp.doubles import Double
 from silodp.gradients.blocks import RUN, UNIT, clip_factor, rarely, stackable, sum_in_blocks, sum_in_groups
 from silodp.gradients.difference import difference
 from silodp.gradients.factors import Factors, keep_only, make_factors, run_products, turn_features
-from silodp.gradients.layers import CONV
+from silodp.gradients.layers import CONV, LEAF
 from silodp.gradients.structure import Layer, Structure
 
 # What a block computes should stay in the second-level cache; its features pass through once.
-BLOCK_BYTES, FEATURE_BYTES = 400_000, 4_000_000
+# Gradients of leaves are kept for a block, with those at the other points.
+BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 400_000, 4_000_000, 8_000_000
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 2
@@ -136,22 +137,28 @@ def sum_layers(
     summed = [jnp.zeros((1, *leaf.shape)) for leaf in jax.tree.leaves(like)]
     for layer, kept in zip(layers, factors, strict=True):
         weight, bias = kept.run_sums(scale, run)
-        summed[layer.weight] = weight
+        summed[layer.weight] = weight.swapaxes(1, 2) if layer.turned else weight
         if layer.bias is not None and bias is not None:
             summed[layer.bias] = bias
     return summed
 
 
 def block_size(structure: Structure, points: int) -> int:
-    """Records per block: what fits the cache; few for convolutions, which are faster in small chunks."""
-    if any(layer.kind == CONV for layer in structure.layers):
-        return 50
-    layers = structure.layers
+    """Records per block: what fits the cache, a whole run where features allow it, and few for convolutions, which are
+    faster in small chunks."""
+    layers = [layer for layer in structure.layers if layer.kind != LEAF]
+    kept = sum(prod(leaf.output) for leaf in structure.leaves)
+    most = max(1, LEAF_BYTES // (4 * max(1, kept) * points))
+    if any(layer.kind == CONV for layer in layers):
+        return min(50, most)
     features = sum(prod(layer.inputs) for layer in layers if layer.on_record)
-    computed = sum(2 * prod(layer.output) + (0 if layer.on_record else prod(layer.inputs)) for layer in layers)
-    fitting = min(BLOCK_BYTES // (4 * computed * points), FEATURE_BYTES // (4 * max(1, features)))
-    # Less than two runs are one: the sums of runs pass through memory as often as there are blocks.
-    return max(32, fitting) if fitting < RUN else min(fitting // RUN * RUN, MOST_IN_BLOCK)
+    computed = kept + sum(2 * prod(layer.output) + (0 if layer.on_record else prod(layer.inputs)) for layer in layers)
+    passing = FEATURE_BYTES // (4 * max(1, features))
+    fitting = min(BLOCK_BYTES // (4 * computed * points), passing)
+    # Less than two runs are one: the sums of runs pass through memory as often as there are blocks, and a product of
+    # fewer records costs more than a cache that is too small.
+    size = max(32, min(RUN, passing)) if fitting < RUN else min(fitting // RUN * RUN, MOST_IN_BLOCK)
+    return min(size, most)
 
 
 def _combine(
@@ -164,7 +171,7 @@ def _combine(
         pairs = [difference(structure.taps, point, last, records) for point in points[:-1]]
         base, deltas = pairs[0][0], [delta for _, delta in pairs]
     layers = []
-    for i, layer in enumerate(structure.layers):
+    for i, layer in enumerate(structure.layers):  # of a leaf the input is nothing, and never changes
         changes = [(delta.inputs[i], delta.cotangents[i]) for delta in deltas]
         terms = _terms(base.inputs[i], base.cotangents[i], changes, coefficients)
         layers.append(make_factors(layer, leaves[layer.weight], terms))
@@ -190,7 +197,8 @@ def _shifted_norms(
 ) -> Array:
     inner = jnp.zeros(())
     for layer, factors in zip(structure.layers, layers, strict=True):
-        inner += factors.inner(penalty[layer.weight], None if layer.bias is None else penalty[layer.bias])
+        weight = penalty[layer.weight].T if layer.turned else penalty[layer.weight]
+        inner += factors.inner(weight, None if layer.bias is None else penalty[layer.bias])
     shift = sum((jnp.vdot(r, r) for r in penalty), jnp.zeros(()))
     apart = square_norms + shift
     expanded = apart + 2 * inner + 2 * (addends + 8) * UNIT * apart

@@ -21,20 +21,27 @@ a pair (P, Q) into (1-q) Q + q P against Q where the loss is positive, mirrored 
 approximation (tails, clones dropped, loss grid) is on the pessimistic side.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import gammaln
-from scipy.stats import binom
 
+from silodp.later import Later
 from silodp.privacy import halfspace
 from silodp.privacy.kinds import Sampling
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+laws = Later("dp_accounting.pld.pld_pmf")
+losses = Later("dp_accounting.pld.privacy_loss_distribution")
+stats = Later("scipy.stats")
 
 RandomizerName = Literal["duchi", "privunit", "clones"]
 
@@ -101,7 +108,7 @@ class Losses(NamedTuple):
 
     def pld(self, interval: float) -> PrivacyLossDistribution:
         first, grid = self.on_grid(interval)
-        return PrivacyLossDistribution(DensePLDPmf(interval, first, grid, self.infinite, True))
+        return losses.PrivacyLossDistribution(laws.DensePLDPmf(interval, first, grid, self.infinite, True))
 
 
 @dataclass(frozen=True)
@@ -185,8 +192,8 @@ def _clone_levels(others: int, clone: float) -> tuple[np.ndarray, np.ndarray, fl
     low = max(0, math.floor(mean - _TAIL * deviation - 9))
     high = min(others, math.ceil(mean + _TAIL * deviation + 9))
     levels = np.unique(np.linspace(low, high, _CLONE_LEVELS).astype(np.int64))
-    below = binom.cdf(levels - 1, others, clone)
-    weights = np.append(np.diff(below), binom.sf(levels[-1] - 1, others, clone))
+    below = stats.binom.cdf(levels - 1, others, clone)
+    weights = np.append(np.diff(below), stats.binom.sf(levels[-1] - 1, others, clone))
     return levels.astype(np.float64), weights, float(below[0])
 
 
@@ -228,7 +235,7 @@ class Messages(Sampling):
         eps0 = _eps0(multiplier)
         if 1 / multiplier > LARGEST_EPS0:
             # Nothing is promised; a law without any finite part could not be composed.
-            return PrivacyLossDistribution(DensePLDPmf(interval, 0, np.array([1e-9]), 1 - 1e-9, True))
+            return losses.PrivacyLossDistribution(laws.DensePLDPmf(interval, 0, np.array([1e-9]), 1 - 1e-9, True))
         first = [] if self.first is None else [(self.first, 1)]
         # A record of a one-pass run is in one later round at most, whether or not it was in the first one.
         later = count - len(first)

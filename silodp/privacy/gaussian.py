@@ -10,12 +10,13 @@ neither overflow nor cancel.
 """
 
 import math
-from collections.abc import Callable
 
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
+from silodp.privacy.roots import root
+
 _SQRT2 = math.sqrt(2.0)
+PRECISELY = (1e-15, 1e-13, 500)  # tolerances and steps of the solvers
 
 
 def log_delta(epsilon: float, mu: float) -> float:
@@ -45,7 +46,7 @@ def epsilon_of(delta: float, mu: float) -> float:
     if math.isinf(mu):
         return math.inf
     largest = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-12
-    return _root(lambda epsilon: log_delta(epsilon, mu) - math.log(delta), 0.0, largest)
+    return root(lambda epsilon: log_delta(epsilon, mu) - math.log(delta), 0.0, largest, *PRECISELY)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -56,8 +57,4 @@ def mu_of(epsilon: float, delta: float) -> float:
         low -= 1.0
     while excess(high) < 0:
         high += 1.0
-    return math.exp(_root(excess, low, high))
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    return float(brentq(function, low, high, xtol=1e-15, rtol=1e-13, maxiter=500))  # type: ignore[arg-type]
+    return math.exp(root(excess, low, high, *PRECISELY))

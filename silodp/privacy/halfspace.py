@@ -13,8 +13,11 @@ randomizer on Gaussian directions; the best c grows with eps0.
 
 import math
 
-from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
+
+from silodp.later import Later
+
+optimize = Later("scipy.optimize")
 
 
 def raised_share(threshold: float) -> float:
@@ -42,7 +45,7 @@ def second_moment(eps0: float, threshold: float, dimension: int) -> float:
 def best_threshold(eps0: float, dimension: int) -> float:
     """The threshold c >= 0 with the least variance at level eps0."""
     highest = math.sqrt(2 * eps0) + 3
-    search = minimize_scalar(
+    search = optimize.minimize_scalar(
         lambda threshold: math.log(second_moment(eps0, threshold, dimension)),
         bounds=(0.0, highest),
         method="bounded",

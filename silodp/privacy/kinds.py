@@ -9,16 +9,20 @@ A sampling kind knows what its releases cost and nothing else; the accountant co
 subclasses `Sampling` and defines `pld` with `loss_scale` (and `has_pld`) or `rdp`, or both.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from jaxtyping import Float
 
 from silodp.privacy.mixture import MixturePair, mirrored, without_replacement
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 
 class Sampling:

@@ -13,15 +13,24 @@ true one and touches it on the grid. Computing the masses directly, not as secon
 delta, keeps their relative accuracy when h is tiny. Composition is dp-accounting's.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from jaxtyping import Float
 from scipy.special import ndtr
+
+from silodp.later import Later
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+laws = Later("dp_accounting.pld.pld_pmf")
+losses = Later("dp_accounting.pld.privacy_loss_distribution")
 
 _TAIL = 9.0  # normal deviates, beyond which a component has no mass to speak of (1e-19)
 _LOST = 1e-18  # probability of one release that counts as a total loss of privacy
@@ -93,8 +102,8 @@ class MixturePair:
         probabilities[cells - 1 :: -1] += q - nearer
         probabilities[0] += beyond_q
         probabilities[cells] += max(0.0, 1.0 - beyond_p - float(probabilities.sum()))
-        return PrivacyLossDistribution(
-            DensePLDPmf(interval, -cells, probabilities, beyond_p, pessimistic_estimate=True)
+        return losses.PrivacyLossDistribution(
+            laws.DensePLDPmf(interval, -cells, probabilities, beyond_p, pessimistic_estimate=True)
         )
 
     def rdp(self, orders: Float[np.ndarray, " a"]) -> Float[np.ndarray, " a"]:

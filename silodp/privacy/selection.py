@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
-from scipy.optimize import brentq
 
+from silodp.later import Later
 from silodp.privacy.accountant import ORDERS, check_delta, rdp
 from silodp.privacy.kinds import Spent
+from silodp.privacy.roots import root
+
+renyi_dp = Later("dp_accounting.rdp.rdp_privacy_accountant")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Trials:
         if self.mean == 1:
             return 1.0
         excess = lambda log_gamma: math.log(self._mean_at(math.exp(log_gamma)) / self.mean)
-        return math.exp(float(brentq(excess, -60.0, -1e-12, xtol=1e-13)))  # type: ignore[arg-type]
+        return math.exp(root(excess, -60.0, -1e-12, xtol=1e-13))
 
     def _mean_at(self, gamma: float) -> float:
         odds = (1 - gamma) / gamma
@@ -75,7 +77,7 @@ def mixed_selection_epsilon(settings: Sequence[Sequence[Spent]], delta: float, t
     check_delta(delta)
     one_run = np.max([rdp(spent, ORDERS) for spent in settings], axis=0)
     total = _poisson(one_run, trials) if math.isinf(trials.shape) else _binomial(one_run, trials)
-    return float(compute_epsilon(ORDERS, total, delta)[0])  # type: ignore[arg-type]
+    return float(renyi_dp.compute_epsilon(ORDERS, total, delta)[0])
 
 
 def _binomial(one_run: np.ndarray, trials: Trials) -> np.ndarray:
@@ -86,5 +88,5 @@ def _binomial(one_run: np.ndarray, trials: Trials) -> np.ndarray:
 
 def _poisson(one_run: np.ndarray, trials: Trials) -> np.ndarray:
     thresholds = np.log1p(1 / (ORDERS - 1))
-    beyond = np.array([compute_delta(ORDERS, one_run, float(t))[0] for t in thresholds])  # type: ignore[arg-type]
+    beyond = np.array([renyi_dp.compute_delta(ORDERS, one_run, float(t))[0] for t in thresholds])
     return one_run + trials.mean * beyond + math.log(trials.mean) / (ORDERS - 1)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from silodp.plots import finish, save
+from silodp.plots import finish, new_figure, save
 from silodp.reproduce.experiment import Experiment, Line
 from silodp.reproduce.report import Results, deviation, numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 STROKES = {"exact": "-", "published": "--", "best": ":"}
 COLOURS = [*(f"C{i}" for i in range(10)), "black", "gold", "navy", "lime"]
@@ -24,7 +25,7 @@ def draw(experiment: Experiment, results: Results, path: Path) -> None:
     places = [(panel.name, metric, axis) for panel in experiment.panels for metric in numbered for axis in axes_of]
     width = len(axes_of) if len(experiment.panels) == 1 and len(axes_of) > 1 else len(numbered) * len(axes_of)
     rows = len(places) // width
-    figure = Figure(figsize=(4.3 * width, 3.3 * rows), layout="constrained")
+    figure = new_figure(4.3 * width, 3.3 * rows)
     for place, (panel, metric, axis) in enumerate(places, 1):
         axes = figure.add_subplot(rows, width, place)
         axes.set_title(panel + last_level(experiment, axis), fontsize="medium")
