@@ -421,6 +421,24 @@ MUTANTS = [
         "tests/test_gradients.py::test_overflow_inside_the_loss_is_a_non_finite_record[general]",
     ),
     Mutant(
+        "leaves-left-out-of-the-norm", "silodp/gradients/structured.py",
+        "square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))", "square_norms = sum((layer.square_norms() for layer in layers if not hasattr(layer, 'weight')), jnp.zeros(()))",
+        "parameters that no layer has to itself do not count when a record is clipped",
+        "tests/test_gradients.py::test_parameters_of_no_layer_are_clipped_with_the_others[value-norm]",
+    ),
+    Mutant(
+        "kept-calibration-believed", "silodp/privacy/accountant.py",
+        "and excess(kept) <= 0 < excess(kept - _HARDLY)", "",
+        "noise is taken from a file that anything may have been written to",
+        "tests/test_cache.py::test_a_damaged_calibration_is_not_believed",
+    ),
+    Mutant(
+        "records-in-kept-programs", "silodp/deploy/silo.py",
+        "silo = self._silo(round, memory, account, batch_seed, records)", "silo = self._silo(round, memory, account, batch_seed, self.site.records)",
+        "a silo's records are constants of a program that is kept on disk",
+        "tests/test_cache.py::test_programs_are_kept_without_records",
+    ),
+    Mutant(
         "penalty-added-after-clipping", "silodp/gradients/structured.py",
         "    if question.penalty is not None:\n        square_norms = _shifted_norms(",
         "    if question.penalty is not None and question.closed_over is False:\n        square_norms = _shifted_norms(",
@@ -516,7 +534,7 @@ MUTANTS = [
     ),
     Mutant(
         "clones-rounded-up", "silodp/privacy/clones.py",
-        "below = binom.cdf(levels - 1, others, clone)", "below = binom.cdf(levels - 9, others, clone)",
+        "below = stats.binom.cdf(levels - 1, others, clone)", "below = stats.binom.cdf(levels - 9, others, clone)",
         "numbers of clones are rounded up, not down",
         "tests/test_shuffle_accounting.py::test_clone_levels_round_down",
     ),
