@@ -11,7 +11,7 @@ import numpy as np
 from silodp.config import Config
 from silodp.data import read_data
 from silodp.parse import parse_config
-from silodp.run.runner import Prepared, prepare
+from silodp.run.prepare import Prepared, prepare
 
 MNIST_INPUTS = 785
 

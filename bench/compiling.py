@@ -11,7 +11,7 @@ from bench.synthetic import records
 from silodp.algorithms import REGISTRY
 from silodp.config import Config
 from silodp.parse import parse_config
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.run.simulate import begin, compile_run
 
 FEW = ("dp-sgd", "diff2-gd", "soteria-saga")

@@ -18,7 +18,7 @@ from torch.func import grad, vmap
 from bench.cases import Case, silo_arrays
 from bench.peers_torch import ACTIVATIONS, penalty, record_losses
 from silodp.compressors import shift_rate
-from silodp.run.runner import Prepared
+from silodp.run.prepare import Prepared
 
 Records = tuple[Tensor, Tensor]
 Step = Callable[[int], Tensor]  # round number -> the point after it

@@ -13,7 +13,7 @@ from bench.simulated import Ready
 from bench.targets import TOGETHER
 from bench.timing import Samples, clock, shuffled, summaries
 from silodp.run.group import Group
-from silodp.run.runner import Prepared, prepared_on
+from silodp.run.prepare import Prepared, prepared_on
 
 CHECKED_ROUNDS = 5
 TOLERANCE = 1e-5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from silodp.run.runner import Prepared
+from silodp.run.prepare import Prepared
 from silodp.run.simulate import Carry, Setting, begin, compile_run, simulate, start_program
 
 

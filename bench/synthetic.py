@@ -12,7 +12,7 @@ import numpy as np
 from bench.timing import clock, quartiles
 from silodp.data.types import FederatedData, SiloData
 from silodp.parse import parse_config
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.run.simulate import begin, compile_run
 
 LONGEST = 128  # rounds of a run; fewer are carried out by starting late

@@ -153,7 +153,7 @@ def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
         from silodp.run.sweep import sweep as execute
 
         if parsed.sweep.private_trials is not None:
-            chosen = select_privately(parsed, data=data, progress=bars(console))
+            chosen = select_privately(parsed, data=data)
             directory = save_selection(parsed, chosen, source_name(data), out)
             print_selection(chosen, directory.path)
             return

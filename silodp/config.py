@@ -90,14 +90,31 @@ class OpenSection(Section):
 CLIP_NORM: dict[str, Any] = {"ge": 1e-18, "le": 1e18}
 
 
+class ScaleConfig(Section):
+    """A stage before all others: private centre and scale of columns without a public range (silodp.stages.scale)."""
+
+    share: float = Field(default=0.1, gt=0, lt=1, description="part of mu^2 that it takes")
+    columns: list[int] | None = Field(default=None, min_length=1, description="features, from 0 on; all when left out")
+
+
 class WhitenConfig(Section):
-    """A first stage: features are whitened by their private second moment (see silodp.whiten)."""
+    """Stages before training: features are centred and whitened by private moments (silodp.stages.whiten)."""
 
     share: float = Field(default=0.2, gt=0, lt=1, description="part of mu^2 that the second moment takes")
+    centre: float = Field(default=0.05, ge=0, lt=1, description="part of mu^2 that the mean takes; 0: no mean")
     clip: float = Field(default=1.5, **CLIP_NORM, description="longest features of a record, the constant 1 included")
     scale: float | None = Field(
         default=None, gt=0, description="public factor that makes features about 1 long; 1 / sqrt(d) when left out"
     )
+
+
+class EvaluateConfig(Section):
+    """A stage after training: private metrics over records that are held out (silodp.stages.evaluate)."""
+
+    held_out: float = Field(
+        default=0.2, gt=0, lt=1, description="part of every silo's records that is not trained on; has its own budget"
+    )
+    loss_bound: float = Field(default=4.0, gt=0, description="a record's loss counts as this at most")
 
 
 class PrivacyConfig(OpenSection):
@@ -322,7 +339,7 @@ class Config(Section):
     """A whole run: what a TOML file holds, section by section, checked.
 
     Args:
-        data, model, privacy, whiten, algorithm, run, sweep: the sections; a dict or a section object each.
+        data, model, privacy, scale, whiten, algorithm, evaluate, run, sweep: the sections; a dict or an object each.
 
     Example:
         >>> import silodp
@@ -334,7 +351,9 @@ class Config(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    scale: ScaleConfig | None = None
     whiten: WhitenConfig | None = None
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    evaluate: EvaluateConfig | None = None
     run: RunConfig = RunConfig()
     sweep: SweepConfig = SweepConfig()

@@ -42,6 +42,8 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         model: logistic for two classes and softmax for more when left out; or a kind, a dict of the model section, a
             `silodp.Model`.
         weights: of the silos: by their "size", or "equal".
+        held_out: part of every silo's records that is not trained on, for a private look at the model in `report_`;
+            "auto": a tenth where that look is accurate to 0.02, else none; None: none.
         random_state: seeds the simulation; a fresh seed when left out.
 
     After `fit`: `classes_`, `report_` (plain words), `certificate_`, `history_` (measured on the records, not private),
@@ -77,6 +79,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         algorithm: AlgorithmConfig | Mapping[str, Any] | str = "auto",
         model: Model | ModelConfig | Mapping[str, Any] | str | None = None,
         weights: Literal["size", "equal"] = "size",
+        held_out: float | str | None = "auto",
         random_state: Any = None,
     ):
         self.epsilon = epsilon
@@ -85,6 +88,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         self.algorithm = algorithm
         self.model = model
         self.weights = weights
+        self.held_out = held_out
         self.random_state = random_state
 
     def _silos(self, rows: Rows) -> FederatedData:
@@ -156,7 +160,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
     The target needs a public range, in the schema or as `target_range`: a range found in records would tell about them.
 
     Args:
-        epsilon, delta, trust, algorithm, weights, random_state: as for `SiloClassifier`.
+        epsilon, delta, trust, algorithm, weights, held_out, random_state: as for `SiloClassifier`.
         model: linear when left out; or a kind, a dict of the model section, a `silodp.Model`.
         target_range: (lowest, highest) that the target can have, known beforehand; what lies outside is clipped. Not
             needed with a schema.
@@ -183,6 +187,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         algorithm: AlgorithmConfig | Mapping[str, Any] | str = "auto",
         model: Model | ModelConfig | Mapping[str, Any] | str | None = None,
         weights: Literal["size", "equal"] = "size",
+        held_out: float | str | None = "auto",
         target_range: Sequence[float] | None = None,
         random_state: Any = None,
     ):
@@ -192,6 +197,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         self.algorithm = algorithm
         self.model = model
         self.weights = weights
+        self.held_out = held_out
         self.target_range = target_range
         self.random_state = random_state
 

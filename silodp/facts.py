@@ -26,7 +26,7 @@ class Facts:
 
     Args:
         sizes, names: of the silos. record, outputs, task: what a record holds. parameters: of the model.
-        weights, rounds, participation, seed, scheduled, same_silos: a plan fills them in from its config.
+        weights, rounds, participation, seed, scheduled, same_silos, held_out: a plan fills them in from its config.
 
     Example:
         >>> import silodp
@@ -47,9 +47,10 @@ class Facts:
     seed: int = 0  # public: who takes part in which round
     scheduled: bool = False  # who takes part is fixed beforehand, and only that is charged
     same_silos: int = 1  # rounds through which the same silos take part
+    held_out: Silos = ()  # records of each silo that are not trained on; `sizes` are the others
 
     def __post_init__(self) -> None:
-        for field in ("sizes", "names", "weights"):  # JSON brings lists
+        for field in ("sizes", "names", "weights", "held_out"):  # JSON brings lists
             object.__setattr__(self, field, tuple(getattr(self, field)))
         if len(self.names) != self.silos:
             raise ValueError(f"facts: {self.silos} sizes and {len(self.names)} names; give one of each for every silo")

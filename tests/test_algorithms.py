@@ -21,7 +21,7 @@ from silodp.parse import parse_config
 from silodp.plan.certificate import settle
 from silodp.run import measure
 from silodp.run.federation import Silos
-from silodp.run.runner import Prepared, prepare
+from silodp.run.prepare import Prepared, prepare
 from silodp.run.simulate import Carry, Problem, Setting, one_round, start
 from silodp.sampling import Full, Recomputed, TwoLevel
 from tests.cases import ROUNDS, case, with_test_seed

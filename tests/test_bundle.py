@@ -20,7 +20,7 @@ import silodp
 from silodp.errors import ConfigError
 from silodp.front import bundle
 from silodp.front.fitting import fingerprint
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from tests.conftest import made_data
 from tests.pages import problems
 from tests.patients import fitted, raw
@@ -89,7 +89,7 @@ def test_what_a_bundle_holds_and_what_it_does_not(saved):
     told = json.loads((saved / "bundle.json").read_text())
     assert told["format"] == bundle.FORMAT and told["classes"] == ["ill", "well"]
     assert told["files"] == {n: hashlib.sha256((saved / n).read_bytes()).hexdigest() for n in FILES - {"bundle.json"}}
-    assert {"params/dense1/weight", "whitening"} == set(load_file(saved / "model.safetensors"))
+    assert {"params/dense1/weight", "centre", "whitening"} == set(load_file(saved / "model.safetensors"))
     everything = b"".join((saved / name).read_bytes() for name in FILES)
     for secret in (b'history"', b"random_state", b'seed":', b"P000", b"unknown"):
         assert secret not in everything, secret

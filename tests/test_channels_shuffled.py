@@ -33,7 +33,7 @@ from silodp.privacy.coins import dominating_gaussian, gaussian_multiplier, sensi
 from silodp.randomness import SeededRandomness
 from silodp.releases import Account
 from silodp.run import group as machinery
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.run.runner import train as run
 from silodp.run.steps import NOT_PRIVATE, keeps_rising, search_step_size
 from silodp.run.sweep import with_values

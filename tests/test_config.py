@@ -14,7 +14,7 @@ from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.parse import load_config, parse_config, to_toml, toml_value, with_overrides
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from tests.conftest import made_data, write_silos
 
 SPIDER: dict[str, Any] = {"name": "spider", "rounds": 4, "step_size": 0.1, "clip": 1.0, "clip_difference": 1.0}

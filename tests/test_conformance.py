@@ -16,7 +16,7 @@ from silodp.deploy.coordinator import MessageFederation, joined
 from silodp.plan.certificate import settle
 from silodp.run.directory import RunDirectory
 from silodp.run.history import rows_of
-from silodp.run.runner import Prepared, prepare
+from silodp.run.prepare import Prepared, prepare
 from silodp.run.simulate import Carry, Compiled, begin, compile_run, simulate
 from tests.cases import CASES, OPTIONS, ROUNDS, case, once_each, with_test_seed
 from tests.conftest import made_data

@@ -23,7 +23,8 @@ from silodp.parse import parse_config
 from silodp.plan.plan import Plan
 from silodp.records import Kind, fitting
 from silodp.run import runner
-from silodp.run.runner import prepare, train
+from silodp.run.prepare import prepare
+from silodp.run.runner import train
 from silodp.run.sweep import sweep
 
 MODEL = "tests.test_data_pytrees:token_model"

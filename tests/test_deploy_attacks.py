@@ -261,7 +261,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray]]] = {
     "no run": ("run", NEXT | {"run": None}, FAR),
     "a second start": ("repeated", {"kind": "start"}, {"x0": X0 + 1}),
     "keys where there are none": ("question", {"kind": "keys", "keys": []}, {}),
-    "whitening where there is none": ("question", {"kind": "whiten"}, {"moment": X0}),
+    "a stage that is not there": ("question", {"kind": "leave", "stage": "whiten"}, {"released": X0}),
     "set-up with records": ("kind", {"kind": "setup", "plan": {}, "index": 0, "seed": 7}, {"features": X0}),
     "no kind": ("kind", {"kind": None}, {}),
     "a kind from nowhere": ("kind", {"kind": "shutdown"}, {}),

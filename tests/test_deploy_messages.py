@@ -33,7 +33,8 @@ from silodp.parse import parse_config
 from silodp.plan.certificate import SIMULATED, settle
 from silodp.plan.plan import Plan
 from silodp.randomness import GRID_STEPS, SeededRandomness, SystemRandomness
-from silodp.run.runner import context_of, prepare, train
+from silodp.run.prepare import prepare
+from silodp.run.runner import context_of, train
 from silodp.sampling import MOVES, FixedSize
 from tests.cases import case
 from tests.conftest import made_data

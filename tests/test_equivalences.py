@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from silodp.data import FederatedData
 from silodp.parse import parse_config
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.run.simulate import Problem, Setting, one_round, start
 from tests.conftest import made_data
 

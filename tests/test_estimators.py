@@ -41,6 +41,42 @@ def changed(**changes: Any) -> dict[str, Any]:
     return tree
 
 
+def many(rows: int = 6000) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"income": np.exp(rng.normal(10, 0.5, rows)), "age": rng.integers(20, 90, rows)})
+    noisy = 0.05 * (frame["age"] - 55) + 2 * (np.log(frame["income"]) - 10) + rng.normal(0, 0.5, rows)
+    return frame.assign(outcome=np.where(noisy > 0, "ill", "well"), hospital=rng.choice(["north", "south"], rows))
+
+
+PRIVATE_RANGE = {
+    "target": {"name": "outcome", "classes": ["well", "ill"]},
+    "columns": {"income": {"kind": "number", "range": "private"}, "age": {"kind": "number", "range": [0, 120]}},
+}
+
+
+def test_a_range_is_found_privately_and_a_tenth_is_held_out_for_a_private_look(tmp_path):
+    rows = many()
+    clf = silodp.SiloClassifier(epsilon=3.0, random_state=0)
+    clf.fit(rows, "outcome", silo="hospital", schema=PRIVATE_RANGE)
+    income = clf.schema_.to_dict()["columns"]["income"]
+    assert set(income) == {"kind", "centre", "scale"} and 1e4 < income["centre"] < 4e4 and 4e3 < income["scale"] < 3e4
+    streams = [line["stream"] for line in clf.certificate_["silos"][0]["releases"]]
+    assert streams == ["magnitude", "middle", "spread", "centre", "moment", "value", "metric"]
+    assert max(silo["epsilon"] for silo in clf.certificate_["silos"]) == pytest.approx(3.0, rel=1e-6)
+    told = clf.held_out_["accuracy"]
+    assert abs(told["value"] - clf.score(rows, "outcome")) < 4 * told["error"] < 0.1
+    assert "Measured on 600 records that were held out, with noise of their own" in clf.report_
+    same = silodp.load(clf.save(tmp_path / "model"))
+    np.testing.assert_array_equal(same.predict_proba(rows), clf.predict_proba(rows))
+
+
+def test_few_records_are_all_trained_on_unless_a_look_is_asked_for():
+    assert fitted().held_out_ is None and "No accuracy is reported" in fitted().report_
+    clf = silodp.SiloClassifier(epsilon=3.0, random_state=0, held_out=0.25)
+    clf.fit(raw(seed=0), "outcome", silo="hospital", schema=SCHEMA)
+    assert clf.held_out_["records"] == sum(round(0.25 * n) for n in SIZES.values())
+
+
 # --- the five lines ------------------------------------------------------------------------------------------
 
 
@@ -52,7 +88,7 @@ def test_epsilon_in_model_out():
     assert clf.n_features_in_ == 5 and clf.feature_names_in_.tolist() == ["age", "sex", "creatinine", "pain", "smoker"]
     assert [silo["silo"] for silo in clf.certificate_["silos"]] == ["lake", "north", "south"]
     assert max(silo["epsilon"] for silo in clf.certificate_["silos"]) == pytest.approx(3.0, rel=1e-6)
-    assert {line["stream"] for line in clf.certificate_["silos"][0]["releases"]} == {"moment", "value"}
+    assert {line["stream"] for line in clf.certificate_["silos"][0]["releases"]} == {"centre", "moment", "value"}
     assert clf.history_[-1]["round"] == 20 and clf.history_[-1]["objective"] < clf.history_[0]["objective"]
 
 
@@ -362,8 +398,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a number as target": (fit(schema=REGRESSION), "target 'outcome' has a range; use SiloRegressor"),
     "classes as target": (
         lambda: silodp.SiloRegressor().fit(ROWS, schema=SCHEMA, silo="hospital"), "has classes; use SiloClassifier"),
-    "a private range": (
-        fit(schema=changed(age={"kind": "number", "range": "private"})), 'columns age: range = "private" cannot be'),
+    "nothing left to train on": (fit(held_out=1.0), "evaluate.held_out = 1.0: must be a finite number"),
+    "held out in words": (fit(held_out="some"), "evaluate.held_out = 'some': must be a valid number"),
+    "too much held out": (fit(held_out=0.999), "evaluate.held_out = 0.999: too much of a silo of"),
     "the silo among the columns": (
         fit(schema=changed(hospital={"kind": "ignore"})), "columns.hospital: it is the silo; leave it out"),
     "a silo that is not there": (fit(ROWS.drop(columns="hospital")), "column 'hospital' is not there; add it"),

@@ -21,7 +21,7 @@ from silodp.randomness import Scoped, SeededRandomness, SharedBatch, SystemRando
 from silodp.releases import Account, RecordMean, Release, Vector
 from silodp.run import selection
 from silodp.run.federation import SimulatedFederation
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.run.simulate import start
 from tests.cases import case
 from tests.conftest import made_data

@@ -23,7 +23,8 @@ from silodp.privacy.kinds import Full, Poisson, Releases, Spent
 from silodp.privacy.selection import Trials, mixed_selection_epsilon, selection_epsilon
 from silodp.reproduce import driver, names
 from silodp.run import group
-from silodp.run.runner import prepare, resume, train
+from silodp.run.prepare import prepare
+from silodp.run.runner import resume, train
 from silodp.run.selection import select_privately
 from silodp.run.sweep import Sweep, sweep, with_values
 from silodp.show import shown

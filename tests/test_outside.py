@@ -20,7 +20,8 @@ from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan.account import account
 from silodp.plan.make import make_plan
-from silodp.run.runner import prepare, train
+from silodp.run.prepare import prepare
+from silodp.run.runner import train
 from silodp.run.sweep import sweep
 from tests.conftest import made_data
 from tests.outside.adam import ServerAdam

@@ -174,6 +174,7 @@ FOLDERS = (
     "channels",
     "algorithms",
     "plan",
+    "stages",
     "run",
     "deploy",
     "audit",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
+import silodp
+from silodp.digits import rounded_up
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan.make import make_plan
 from silodp.privacy.kinds import Full, Poisson, Releases, Spent
 from silodp.privacy.selection import Trials, mixed_selection_epsilon, selection_epsilon
-from silodp.run.selection import price_of, save_selection, select_privately
+from silodp.run.selection import plans_of, price_of, save_selection, select_privately
 from silodp.run.sweep import grid_of, with_values
 from tests.cases import case
 from tests.conftest import made_data
@@ -33,10 +38,48 @@ def test_the_winner_costs_what_the_theorem_says(tmp_path):
     assert "settings" not in saved, "losing trials must not be kept"
 
 
+def held_out(**sweep):
+    tree = config().model_dump(exclude_unset=True)
+    tree["evaluate"] = {"held_out": 0.3}
+    tree["sweep"] = {**tree["sweep"], "select": "held_out_accuracy"} | sweep
+    return parse_config(tree)
+
+
+def test_a_selection_on_held_out_records_ends_with_a_model_a_certificate_and_its_price(tmp_path):
+    """And needs no public records."""
+    data = replace(made_data(), test=None)
+    found = silodp.sweep(held_out(), data=data)
+    chosen = found.selection
+    assert len(found) == 1 and chosen is not None and "run.seed" not in found[0].values
+    plan = found[0].prepared.plan
+    for silo, told in enumerate(chosen.certificate["silos"]):
+        each = [selection_epsilon(part, 1e-4, Trials(3.0)) for part in plan.apart(plan.spent(silo))]
+        assert told["epsilon"] == pytest.approx(max(each)) and told["epsilon_of_one_run"] <= 4.0
+    directory = save_selection(held_out(), chosen, "made", tmp_path / "out").path
+    assert {"model.safetensors", "certificate.txt", "report.html"} <= {file.name for file in directory.iterdir()}
+    first = (directory / "certificate.txt").read_text().splitlines()[0]
+    assert "the best of a random number of runs" in first and f"({rounded_up(chosen.epsilon)}, " in first
+    saved = json.loads((directory / "sweep.json").read_text())
+    assert set(saved["final"]) == {"held_out_accuracy", "held_out_log_loss", "held_out_auc", "held_out_majority"}
+    assert json.loads((directory / "summary.json").read_text())["drawn_round"] is None
+
+
+def test_the_number_of_trials_is_shown_nowhere(tmp_path, monkeypatch):
+    """The same run with other numbers of trials leaves files of the same size and keys."""
+    monkeypatch.setattr(Trials, "draw", lambda self, generator: 7777 % 9 + 4)
+    chosen = select_privately(held_out(), data=made_data())
+    directory = save_selection(held_out(), chosen, "made", tmp_path / "out").path
+    told = chosen.outcome.prepared.config.run.seed - held_out().run.seed
+    assert not 0 < told < 100, "seeds that are counted tell which trial it was"
+    for file in ("sweep.json", "summary.json", "certificate.json"):
+        assert '"trials"' not in (directory / file).read_text()
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"select": "objective"}, "sweep.select"),
+        ({"select": "held_out_accuracy"}, r"nothing is held out; add \[evaluate\]"),
         ({"grid": {"privacy.epsilon": [1.0, 2.0]}}, "privacy.epsilon"),
         ({"grid": {"run.seed": [1.0, 2.0]}}, "run.seed"),
     ],
@@ -55,7 +98,8 @@ def costs(trust: str, rounds: list[int], **privacy):
     facts = Facts(data.sizes, tuple(silo.name for silo in data.silos), parameters=6)
     plans = [make_plan(with_values(base, point), facts) for point in grid_of(base)]
     alone = [[selection_epsilon(plan.spent(i), 1e-4, trials) for plan in plans] for i in range(3)]
-    return price_of(base, grid_of(base), trials, data, None), alone
+    made = plans_of(base, grid_of(base), data, None)
+    return max(price_of(made, silo, trials) for silo in range(3)), alone
 
 
 def test_the_price_is_that_of_the_dearest_setting():

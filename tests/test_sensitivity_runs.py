@@ -20,7 +20,7 @@ from silodp.algorithms.gradient import GradientDescent
 from silodp.channels import Untrusted, privatise
 from silodp.core import Silo
 from silodp.releases import Answer, Release, Vector
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.run.simulate import Problem, Setting, one_round, start
 from tests.cases import case
 from tests.conftest import made_data

@@ -14,7 +14,7 @@ from silodp.config import Config
 from silodp.errors import ConfigError
 from silodp.parse import parse_config
 from silodp.run import group
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.run.runner import train as run
 from silodp.run.sweep import best_of, run_configs, save_sweep, with_values
 from tests.cases import case

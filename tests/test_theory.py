@@ -19,7 +19,7 @@ from silodp.plan.parts import built, settled_facts
 from silodp.plan.plan import Plan
 from silodp.privacy.gaussian import mu_of
 from silodp.run.directory import RunDirectory
-from silodp.run.runner import prepare, prepared_on
+from silodp.run.prepare import prepare, prepared_on
 from silodp.run.runner import train as run
 from silodp.run.sweep import with_values
 from tests.conftest import made_data

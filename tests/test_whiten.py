@@ -14,13 +14,12 @@ from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan.certificate import settle
 from silodp.plan.make import make_plan
-from silodp.plan.parts import WHITENING
 from silodp.plan.plan import Plan
 from silodp.releases import Account, Squares, packed, unpacked
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.run.sweep import run_configs
 from silodp.sampling import SQUARES_MOVE
-from silodp.whiten import Moment, Whitening
+from silodp.stages.whiten import Moment, shift_of, told_from_noise, whitening_of
 from tests.conftest import made_data
 
 DATA = made_data((60, 35, 45))
@@ -28,7 +27,7 @@ DATA = made_data((60, 35, 45))
 
 def case(**changes):
     tree = {
-        "whiten": {"share": 0.3, "clip": 1.2},
+        "whiten": {"share": 0.3, "centre": 0.1, "clip": 1.2},
         "privacy": {"epsilon": 4.0, "trust": "untrusted"},
         "algorithm": {"name": "dp-gd", "rounds": 4, "step_size": 2.0, "clip": 0.5, "average": 2},
     }
@@ -63,7 +62,7 @@ def test_whitened_features_have_length_one_and_no_preferred_direction():
     rng = np.random.default_rng(1)
     features = (rng.normal(size=(4000, 3)) @ np.array([[2.0, 1, 0], [0, 0.5, 0], [0, 0, 0.1]])).astype(np.float32)
     rows = np.hstack([0.5 * features, np.ones((4000, 1))])
-    whitening = Whitening.of(packed(jnp.asarray(rows.T @ rows / 4000, jnp.float32)), 1e-9, 0.5)
+    whitening = whitening_of(packed(jnp.asarray(rows.T @ rows / 4000, jnp.float32)), 1e-9, 0.5)
     mapped = np.asarray(whitening.features(jnp.asarray(features)))
     assert whitening.directions == pytest.approx(4, rel=1e-3)
     np.testing.assert_allclose(mapped.T @ mapped / 4000, np.eye(4) / 4, atol=2e-3)
@@ -71,21 +70,43 @@ def test_whitened_features_have_length_one_and_no_preferred_direction():
 
 def test_noise_in_the_moment_shrinks_what_cannot_be_told_from_it():
     moment = packed(jnp.diag(jnp.array([1.0, 1.0, 1e-4])))
-    rough = Whitening.of(moment, 0.01, 1.0)
+    rough = whitening_of(moment, 0.01, 1.0)
     assert rough.directions == pytest.approx(2 / (1 + 0.01 * np.sqrt(6)), rel=0.01)
+    blind = whitening_of(moment, 1.0, 1.0)  # nothing can be told: no direction is preferred, not by noise either
+    np.testing.assert_allclose(blind.matrix, blind.matrix[0, 0] * np.eye(3), atol=1e-6)
+
+
+def test_eigenvalues_without_their_noise():
+    rng = np.random.default_rng(0)
+    noise = np.triu(rng.normal(size=(200, 200)), 1) / np.sqrt(2)
+    noisy = np.diag([40.0, 30.0] + [1.0] * 198) + noise + noise.T + np.diag(rng.normal(size=200))
+    found = told_from_noise(np.linalg.eigvalsh(noisy), np.sqrt(2 * 200))
+    np.testing.assert_allclose(found[-2:], [31, 41], atol=1.5)  # eigenvalues of the rest lie under all of them
+    np.testing.assert_allclose(found[:-2], 1.0, atol=0.1)
+
+
+def test_a_centre_is_as_far_away_as_its_noise_allows():
+    mean = jnp.array([3.0, 4.0])
+    np.testing.assert_allclose(shift_of(mean, 0.0, 0.5).centre, [6, 8])
+    np.testing.assert_allclose(shift_of(mean, 1.0, 0.5).centre, [6 * 23 / 25, 8 * 23 / 25], rtol=1e-6)
+    np.testing.assert_array_equal(shift_of(mean, 5.0, 0.5).centre, [0, 0])
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_both_stages_share_the_budget_and_are_settled_together(trust):
     prepared = prepare(case(privacy={"epsilon": 4.0, "trust": trust}), DATA)
     plan = prepared.plan
-    assert [(stage.name, stage.share) for stage in plan.stages] == [("whiten", 0.3), ("train", 0.7)]
-    assert plan.streams == ("moment", "value")
+    assert [(stage.name, stage.share) for stage in plan.stages] == [
+        ("centre", 0.1),
+        ("whiten", 0.3),
+        ("train", 1 - 0.4),
+    ]
+    assert plan.streams == ("centre", "moment", "value")
     worst = max(plan.epsilon(i) for i in range(3))
     assert worst == pytest.approx(4.0, rel=1e-6) and worst <= 4.0
     shares = [s.releases.count / s.multiplier**2 for s in plan.spent(int(np.argmin(plan.facts.sizes)))]
     if trust == "untrusted":
-        assert shares[0] / sum(shares) == pytest.approx(0.3, rel=1e-6)
+        assert [share / sum(shares) for share in shares] == pytest.approx([0.1, 0.3, 0.6], rel=1e-6)
     assert set(prepared.bounds.values()) == {"computed by the library"}
     assert prepared.before is not None and prepared.before.tallies["moment"].count.tolist() == [1, 1, 1]
     outcome = run_configs([plan.config], DATA)[0]
@@ -94,7 +115,7 @@ def test_both_stages_share_the_budget_and_are_settled_together(trust):
 
 def test_a_run_without_its_first_stage_is_not_settled():
     prepared = prepare(case(), DATA)
-    with pytest.raises(KeyError, match="moment"):
+    with pytest.raises(KeyError, match="centre"):
         settle(prepared.plan, Account.empty(["value"], (3,)))
 
 
@@ -112,13 +133,15 @@ def test_a_told_plan_must_have_its_configs_stages():
     plan = prepare(case(), DATA).plan
     tree = plan.to_json()
     assert Plan.from_json(tree).multipliers == plan.multipliers
-    with pytest.raises(ConfigError, match=r"stages \['train'\]; its config has"):
+    with pytest.raises(ConfigError, match=r"stages \['whiten', 'train'\]; its config has"):
         Plan.from_json(tree | {"stages": tree["stages"][1:]})
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_messages_are_the_simulation(trust, tmp_path):
-    tree = case(privacy={"epsilon": 4.0, "trust": trust}).model_dump(exclude_unset=True)
+    """With every stage that there is."""
+    stages = {"scale": {"columns": [0, 3]}, "evaluate": {"held_out": 0.3}}
+    tree = case(privacy={"epsilon": 4.0, "trust": trust}, **stages).model_dump(exclude_unset=True)
     one = silodp.train(parse_config(tree), data=DATA, out=tmp_path / "one")
     run = {"mode": "messages", "test_seed": True}
     other = silodp.train(parse_config(tree | {"run": run}), data=DATA, out=tmp_path / "other")
@@ -126,34 +149,51 @@ def test_messages_are_the_simulation(trust, tmp_path):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-4)
     assert one.summary["epsilon"] == other.summary["epsilon"]
     np.testing.assert_array_equal(one.predict(DATA.test.features), other.predict(DATA.test.features))
-    assert "1 x moment" in (tmp_path / "other" / "certificate.txt").read_text()
+    told, same = (run.summary["held_out"] for run in (one, other))
+    assert told["accuracy"]["value"] == pytest.approx(same["accuracy"]["value"], abs=1e-4)
+    text = (tmp_path / "other" / "certificate.txt").read_text()
+    assert "1 x moment" in text and "1 x metric" in text and "18 of them held out" in text
 
 
-def test_a_silo_whitens_once_and_only_by_what_is_a_moment():
+def test_a_silo_goes_through_its_stages_once_and_in_order():
     from silodp.deploy.silo import SiloServer
 
-    plan = prepare(case(run={"mode": "messages"}), DATA).plan
+    plan = prepare(case(run={"mode": "messages"}, evaluate={"held_out": 0.25}), DATA).plan
     setup = {"plan": plan.to_json(), "index": 0, "seed": None, "shuffler": None}
     server = SiloServer(setup, DATA.silos[0].named())
-    size = plan.at(WHITENING).sizes["moment"]
     with pytest.raises(Refused, match="the agreed algorithm asks only"):
-        server.answer("ask", "value", 0, [jnp.zeros(6)])
-    with pytest.raises(Refused, match="was not asked for its moment yet"):
-        server.whiten(packed(jnp.eye(6)))
+        server.answer("ask", "moment", 0, [])
+    with pytest.raises(Refused, match="was not asked about centre yet"):
+        server.leave("centre", jnp.zeros(5))
+    server.answer("ask", "centre", 0, [])
+    server.leave("centre", jnp.zeros(5))
+    with pytest.raises(Refused, match="'centre' is not the stage that is under way"):
+        server.leave("centre", jnp.zeros(5))
+    size = plan.sizes["moment"]
     server.answer("ask", "moment", 0, [])
     with pytest.raises(Refused, match="answered already"):
         server.answer("ask", "moment", 0, [])
-    for wrong, match in ((jnp.zeros(3), "shapes"), (jnp.full(size, jnp.nan), "not finite")):
-        with pytest.raises(Refused, match=f"whiten: .*{match}"):
-            server.whiten(wrong)
-    server.whiten(packed(jnp.eye(6)))
-    with pytest.raises(Refused, match="it is over"):
-        server.whiten(packed(jnp.eye(6)))
+    wrong = ((jnp.zeros(3), "shapes"), (jnp.full(size, jnp.nan), "not finite"), (None, "released is missing"))
+    for told, match in wrong:
+        with pytest.raises(Refused, match=f"leave: .*{match}"):
+            server.leave("whiten", told)
+    server.leave("whiten", packed(jnp.eye(6)))
+    with pytest.raises(Refused, match="nothing is made of what train released"):
+        server.leave("train", packed(jnp.eye(6)))
     with pytest.raises(Refused, match="the agreed algorithm asks only"):
         server.answer("ask", "moment", 1, [])
     server.start(jnp.zeros(6))
     server.answer("ask", "value", 0, [jnp.zeros(6)])
-    assert {name: int(tally.count) for name, tally in server.account.tallies.items()} == {"moment": 1, "value": 1}
+    server.leave("train", None)
+    with pytest.raises(Refused, match="the agreed algorithm asks only"):
+        server.answer("ask", "value", 1, [jnp.zeros(6)])
+    server.answer("local", "metric", 0, [jnp.zeros(6)])
+    with pytest.raises(Refused, match="one more would exceed this silo's budget"):
+        server.answer("local", "metric", 1, [jnp.zeros(6)])
+    with pytest.raises(Refused, match="evaluate is the last stage"):
+        server.leave("evaluate", None)
+    counts = {name: int(tally.count) for name, tally in server.account.tallies.items()}
+    assert counts == {"centre": 1, "metric": 1, "moment": 1, "value": 1}
 
 
 def test_the_average_of_the_last_iterates_is_the_result(tmp_path):
@@ -169,7 +209,7 @@ def test_the_average_of_the_last_iterates_is_the_result(tmp_path):
 def test_a_run_keeps_the_map_that_its_parameters_belong_to(tmp_path):
     run = silodp.train(case(), data=DATA, out=tmp_path / "run")
     saved = load_file(run.directory / "model.safetensors")
-    rows = np.hstack([DATA.test.features, np.ones((len(DATA.test.features), 1))])
+    rows = np.hstack([DATA.test.features - saved["centre"], np.ones((len(DATA.test.features), 1))])
     scores = rows @ saved["whitening"].T @ saved["last/dense1/weight"].T
     np.testing.assert_array_equal(np.ravel(scores) > 0, run.predict(DATA.test.features))
 
@@ -192,7 +232,7 @@ def test_a_model_of_ones_own_must_take_the_constant():
     [
         ({"privacy": {"epsilon": 1.0, "trust": "shuffled"}}, "whiten: not under trust 'shuffled'"),
         ({"whiten": {"share": 1.0}}, r"whiten.share = 1.0: must be a finite number greater than 0 and less than 1"),
-        ({"privacy": {"epsilon": 1.0, "calibration": "paper"}}, "whiten: no paper prints its noise"),
+        ({"privacy": {"epsilon": 1.0, "calibration": "paper"}}, "centre: no paper prints its noise"),
         (
             {"algorithm": {"name": "auto"}, "privacy": {"epsilon": 1.0, "trust": "shuffled"}},
             "not under trust 'shuffled'",

@@ -31,7 +31,7 @@ from silodp.parse import parse_config
 from silodp.plan.certificate import settle
 from silodp.randomness import SeededRandomness
 from silodp.run.directory import RunDirectory
-from silodp.run.runner import Prepared, prepare
+from silodp.run.prepare import Prepared, prepare
 from silodp.run.simulate import Carry, begin, compile_run, simulate
 
 SIZES, FEATURES, ROUNDS = (40, 25, 31), 5, 6

@@ -25,7 +25,7 @@ from silodp.audit.observe import View, run_key
 from silodp.plan.plan import Plan
 from silodp.privacy.kinds import Masked, Sampling, TwoLevel
 from silodp.randomness import SeededRandomness, party_key
-from silodp.run.runner import Prepared
+from silodp.run.prepare import Prepared
 
 Exposed = Float[np.ndarray, "r runs d"]  # 0: not in the worst way; else the side of the canary's sign it shows
 

@@ -23,11 +23,10 @@ from silodp.data import FederatedData, Note, SiloData
 from silodp.parse import parse_config
 from silodp.plan.certificate import settle
 from silodp.plan.make import make_plan
-from silodp.plan.parts import WHITENING
 from silodp.plan.plan import Plan
 from silodp.privacy import accountant
 from silodp.releases import unpacked
-from silodp.run.runner import Ground, stage_problem
+from silodp.run.prepare import Ground, stage_problem
 
 SILOS, CANARIES, RUNS = 2, 100, 16
 LENGTH = 1e6  # of a canary's features: beyond every clip, and the constant beside them is then nothing
@@ -47,11 +46,11 @@ def moment_row(trust: str) -> Row:
             "privacy": {"trust": trust, "epsilon": EPSILON, "delta": DELTA},
             "algorithm": {"name": "dp-gd", "rounds": 1, "step_size": 1.0, "clip": 1.0},
             "model": {"kind": "logistic", "bias": False},
-            "whiten": {"share": 0.5},
+            "whiten": {"share": 0.5, "centre": 0.0},
         }
     )
     ground = Ground.of(config, canary_data(signs[0]))
-    stage = make_plan(config, ground.facts).at(WHITENING)
+    stage = make_plan(config, ground.facts).at("whiten")
     moments = moments_of(ground, stage, signs)
     claim = float(np.mean([accountant.gdp(stage.spent(i)) for i in range(SILOS)]))  # type: ignore[arg-type]
     groups = [scores(np.stack([run[i] for run in moments]), i, signs[:, i]) for i in range(SILOS)]
@@ -85,7 +84,7 @@ def pairs(silo: int) -> np.ndarray:
 
 def moments_of(ground: Ground, stage: Plan, signs: Float[np.ndarray, "runs silos m"]) -> list[list[np.ndarray]]:
     """What is released about each silo, in runs with other signs and other noise."""
-    problem, setting = stage_problem(ground, stage)
+    problem, setting = stage_problem(ground, stage, ground.records, jnp.zeros(ground.objective.parameters))
     programs = Programs(dear=False)
     seen = []
     for run, own in enumerate(signs):

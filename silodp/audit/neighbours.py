@@ -20,7 +20,7 @@ from silodp.core import Silo, Site
 from silodp.doubles import exact
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Account, Answer, Public, RecordMean, Release, Vector
-from silodp.run.runner import Prepared
+from silodp.run.prepare import Prepared
 
 ROUNDING = 1e-6  # of the bound itself, which is a float32 number
 

@@ -23,7 +23,7 @@ from silodp.plan.certificate import settle
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Answer, Public, Release, Vector
 from silodp.run.federation import Ends, SimulatedFederation
-from silodp.run.runner import Prepared
+from silodp.run.prepare import Prepared
 from silodp.run.simulate import start
 
 # Programs run a few times and then never again: compiling them is what an audit costs, unless each record is dear.

@@ -34,7 +34,7 @@ from silodp.plan.certificate import settle
 from silodp.privacy import accountant
 from silodp.randomness import SERVER, SeededRandomness, SystemRandomness, party_key
 from silodp.releases import Account
-from silodp.run.runner import Prepared, prepare
+from silodp.run.prepare import Prepared, prepare
 
 CANARIES, BLANK, ROUNDS, LOCAL_STEPS = 1500, 1000, 4, 3
 EPSILON, DELTA = 30.0, 1e-5  # what leaks is large against the standard error of so few runs

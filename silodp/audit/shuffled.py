@@ -36,7 +36,7 @@ from silodp.privacy.clones import Messages
 from silodp.privacy.clones import Shuffled as Hiding
 from silodp.randomness import SeededRandomness, party_key
 from silodp.releases import Account
-from silodp.run.runner import Prepared
+from silodp.run.prepare import Prepared
 
 SIZES = (2, 2)  # among few messages the claim is nearly attained; among many the proof gives away more
 BATCH = 1  # of a silo, where batches are drawn

@@ -31,7 +31,7 @@ from silodp.parse import parse_config
 from silodp.plan.plan import Plan
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent
-from silodp.run.runner import Prepared, prepare
+from silodp.run.prepare import Prepared, prepare
 from silodp.sampling import Cumulative, OnePass
 
 ROUNDS = 6

@@ -192,6 +192,14 @@ class Schema(Part):
     def task(self) -> str:
         return "regression" if self.target.classes is None else "classification"
 
+    def closed(self, constants: Mapping[str, tuple[float, float]]) -> Schema:
+        """The schema with what was found for columns whose range is private: public from now on."""
+        tree = self.to_dict()
+        for name, (centre, scale) in constants.items():
+            column = {key: value for key, value in tree["columns"][name].items() if key != "range"}
+            tree["columns"][name] = column | {"centre": centre, "scale": scale}
+        return Schema.read(tree)
+
     # --- raw rows ---------------------------------------------------------------------------------------------
 
     def problems(self, frame: pd.DataFrame, source: str = "frame", *, fitting: bool = True) -> list[str]:
@@ -207,7 +215,7 @@ class Schema(Part):
         self,
         frame: pd.DataFrame,
         *,
-        constants: Mapping[str, tuple[float, float]] | None = None,
+        constants: Mapping[str, tuple[float, ...]] | None = None,
         source: str = "frame",
     ) -> Encoded:
         """Features, targets and silos of rows to train on; an error names every problem, and drafts unnamed columns."""
@@ -223,7 +231,7 @@ class Schema(Part):
         self,
         frame: pd.DataFrame,
         *,
-        constants: Mapping[str, tuple[float, float]] | None = None,
+        constants: Mapping[str, tuple[float, ...]] | None = None,
         source: str = "frame",
     ) -> Float32[np.ndarray, "n d"]:
         """Features of raw rows, in the order of `feature_names`; other columns are ignored, the target may be missing.
@@ -262,7 +270,7 @@ class Schema(Part):
         to = scaled_to(self.target.range)
         return np.asarray(values, np.float64) * to.scale + to.centre
 
-    def _constants(self, given: Mapping[str, tuple[float, float]] | None) -> dict[str, Constants]:
+    def _constants(self, given: Mapping[str, tuple[float, ...]] | None) -> dict[str, Constants]:
         given = given or {}
         lacking = [name for name in self.private if name not in given]
         if lacking:
@@ -272,7 +280,7 @@ class Schema(Part):
         unasked = [name for name in given if name not in self.private]
         if unasked:
             raise ConfigError(f'constants: {", ".join(unasked)} is no column with range = "private"; leave it out')
-        for name, (centre, scale) in given.items():
+        for name, (centre, scale, *_) in given.items():
             if not (np.isfinite(centre) and 0 < scale < np.inf):
                 raise ConfigError(f"constants: {name} needs a finite centre and a positive scale")
         return {name: Constants(*map(float, pair)) for name, pair in given.items()}

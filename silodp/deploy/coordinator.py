@@ -115,16 +115,21 @@ class MessageFederation:
         # Who wants to keep answers: round, question, silos, what they sent, what came out.
         self.heard: Callable[[int, str, Sequence[int], Sequence[Packed], Vector], None] = lambda *_: None
 
-    def whiten(self) -> Vector | None:
-        """The stage before training, if the plan has one: what it released, which every silo then gets."""
-        if self.whole.config.whiten is None:
-            return None
-        stage = self.plan.algorithm
-        self.begin_round(0)
-        moment = stage.round(stage.init(jnp.zeros(0)), self).x
-        self._tell({"kind": "whiten"}, {"moment": np.asarray(moment)})
-        self.plan = self.whole.training
-        return moment
+    def stage(self, x0: Vector) -> Vector:
+        """All rounds of a stage beside training: what it released."""
+        asked = self.plan.algorithm
+        state = asked.init(x0)
+        for r in range(self.plan.facts.rounds):
+            self.begin_round(r)
+            state = asked.round(state, self)
+        return state.x
+
+    def leave(self, released: Vector | None = None) -> None:
+        """The next stage begins; every silo gets what this one released, if records are to be mapped by it."""
+        names, name = [stage.name for stage in self.whole.stages], self.plan.stages[0].name
+        arrays = {} if released is None else {"released": np.asarray(released)}
+        self._tell({"kind": "leave", "stage": name}, arrays)
+        self.plan = self.whole.at(names[names.index(name) + 1])
 
     def rounds(self, algorithm: Algorithm, x0: Vector) -> Iterator[Any]:
         """A whole run of the stage that is asked about: the algorithm's state after each of its rounds."""

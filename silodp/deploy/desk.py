@@ -18,7 +18,7 @@ from silodp.deploy.wire import decode, encode
 from silodp.errors import Refused
 from silodp.facts import Stream
 
-ASKED = ("kind", "round", "query", "keys", "signatures")  # what a question is; all else are hints
+ASKED = ("kind", "round", "query", "stage", "keys", "signatures")  # what a question is; all else are hints
 CHARGED = ("ask", "local")
 HEADER = "header"  # the part of a silo's state that is no array
 
@@ -34,6 +34,8 @@ class Dropped(Refused):
 def key_of(header: Mapping[str, Any]) -> str:
     """One answer is given for each."""
     kind = str(header.get("kind"))
+    if kind == "leave":
+        return f"{kind} {header.get('stage')}"
     return f"{kind} {int(header['round'])}/{header['query']}" if kind in CHARGED else kind
 
 

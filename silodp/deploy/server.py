@@ -37,12 +37,15 @@ from silodp.errors import ConfigError, Refused
 from silodp.models import Model
 from silodp.objective import penalised
 from silodp.plan.parts import trained_model
+from silodp.stages.figures import held_out_figures
+from silodp.stages.maps import Map, with_steps
 
-CHECKPOINT, MODEL, CERTIFICATES, STATUS = (
+CHECKPOINT, MODEL, CERTIFICATES, STATUS, HELD_OUT = (
     "checkpoint.safetensors",
     "model.safetensors",
     "certificates.json",
     "status.json",
+    "held_out.json",
 )
 Say = Callable[[str], None]
 
@@ -97,6 +100,7 @@ class Driver:
         self.links = [Remote(site, rpc, pool, document.run, self.echoes) for site in document.sites]
         self.model: Model = trained_model(self.plan.config, self.plan.facts)
         self.seconds: list[float] = []
+        self.maps: list[Map] = []  # of the features, by the stages before training
 
     def run(self) -> list[dict[str, Any]]:
         done = self.folder / CERTIFICATES
@@ -105,14 +109,21 @@ class Driver:
         self._open()
         fed = MessageFederation(self.plan, self.links, None)
         fed.coins, fed.skips = Recorded(self.folder), not self.document.waits
-        moment = fed.whiten()
+        for name in self.plan.before:
+            released = fed.stage(jnp.zeros(0))
+            fed.leave(released)
+            self.maps.append(self.plan.derived(name, released))
+        for link in self.links:
+            link.asked.clear()  # no checkpoint covers the stages: a server that starts again asks for them again
         x0, unravel = ravel_pytree(self.model.init(jax.random.key(self.plan.config.run.seed)))
-        algorithm = penalised(self.model, unravel, self.plan.training.algorithm)
-        if moment is not None:
-            algorithm = self.plan.whitening(moment).algorithm(algorithm)
+        algorithm = with_steps(self.maps, penalised(self.model, unravel, self.plan.training.algorithm))
         fed.start(x0)
         state = algorithm.init(x0)
         output = self._rounds(fed, algorithm, state, algorithm.result(state))
+        if self.plan.evaluation is not None:
+            fed.leave()
+            told = held_out_figures(self.plan, fed.stage(output))
+            write_whole(self.folder / HELD_OUT, json.dumps(told, indent=2).encode())
         return self._finish(np.asarray(output))
 
     def _open(self) -> None:
@@ -204,8 +215,8 @@ class Driver:
         write_whole(self.folder / STATUS, json.dumps(status).encode())
 
     def _finish(self, output: np.ndarray) -> list[dict[str, Any]]:
-        params = self.model_tree(output)
-        save_file(params, self.folder / MODEL)
+        maps = {name: array for made in self.maps for name, array in made.arrays.items()}
+        save_file(self.model_tree(output) | maps, self.folder / MODEL)
         told = hashlib.sha256((self.folder / MODEL).read_bytes()).hexdigest()
         for link in self.links:
             link.send({"kind": "certificate", "model": told}, {})

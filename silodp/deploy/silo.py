@@ -28,14 +28,16 @@ from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
 from silodp.facts import Facts, Stream
 from silodp.objective import build_objective, example_record, with_penalty
+from silodp.plan.calibrate import TRAINING
 from silodp.plan.checks import vouched_bounds
 from silodp.plan.make import make_plan
-from silodp.plan.parts import WHITENING, trained_model, trained_on
+from silodp.plan.parts import trained_model, trained_on
 from silodp.plan.plan import Plan
 from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
 from silodp.records import count, fitting
 from silodp.releases import Account
-from silodp.whiten import STREAM as MOMENT
+from silodp.stages.held_out import divided
+from silodp.stages.maps import Map, mapped_records, sound, with_steps
 
 # Errors about what was sent: their text goes back.
 TOLD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
@@ -70,13 +72,13 @@ class SiloServer:
         self.index: int = setup["index"]
         self.seed: int | None = setup["seed"]
         self.whole = Plan.from_json(setup["plan"])
-        self.plan = self.whole.at(self.whole.stages[0].name)  # the stage that is answered
         facts = self.whole.facts
         if self.index not in range(facts.silos):
             raise Refused(f"setup: index = {self.index!r}; the plan has silos 0 to {facts.silos - 1}")
         stored, size = own_records(facts, records)
-        if size != facts.sizes[self.index]:
-            raise Refused(f"setup: this silo has {size} records, the plan says {facts.sizes[self.index]}")
+        planned = facts.sizes[self.index] + sum(facts.held_out[self.index : self.index + 1])
+        if size != planned:
+            raise Refused(f"setup: this silo has {size} records, the plan says {planned}")
         self._check_plan()
         config = self.whole.config
         example = example_record(trained_on(config, facts))
@@ -91,15 +93,31 @@ class SiloServer:
         self.streams = {s.name: s for s in self.whole.releases(self.index)}
         self.account = Account.empty(list(self.streams))
         self.wire = channel.remember(self.whole.sizes)
-        self.moment: np.ndarray | None = None  # by which the records are whitened
-        self._enter(stored)
+        self.maps: list[Map] = []
+        self.left: list[np.ndarray | None] = []  # stages that are over, each with what it released, if it maps records
+        self.populations = self._divided(stored, size)
+        self._enter(self.whole.stages[0].name)
 
-    def _enter(self, records: PyTree[Array]) -> None:
-        """The stage `plan` on these records. Nothing is forgotten of what was spent."""
+    def _divided(self, records: PyTree[Array], size: int) -> list[PyTree[Array]]:
+        """Records to train on and records held out: drawn here, by the plan's public seed."""
+        held = self.whole.facts.held_out
+        if not held:
+            return [records]
+        each = divided(size, held[self.index], self.whole.config.data.seed, self.index)
+        return [jax.tree.map(lambda leaf, rows=rows: leaf[rows], records) for rows in each]
+
+    def _enter(self, name: str) -> None:
+        """A stage of the plan, on records as earlier ones have left them. Nothing is forgotten of what was spent."""
+        self.plan = self.whole.at(name)
+        records = self.populations[int(self.plan.stages[0].held_out)]
         # A silo believes nobody: that the queries let nothing out it has to see for itself.
-        objective, self.algorithm = with_penalty(self.objective, self.plan.algorithm)
+        objective, algorithm = self.objective, self.plan.algorithm
+        if name == TRAINING:
+            objective, algorithm = with_penalty(objective, algorithm)
         vouched_bounds(self.plan, objective, jax.tree.map(lambda leaf: leaf[None], records))
-        self.site = replace(self.site, records=records, objective=objective)
+        size = self.plan.facts.sizes[self.index]
+        self.site = replace(self.site, records=records, objective=objective, size=jnp.int32(size))
+        self.algorithm = with_steps(self.maps, algorithm)
         self.memory: Any = ()
         self.answered: set[tuple[int, str]] = set()  # of this round
         self.released: list[Stream] = []  # in this round
@@ -107,22 +125,36 @@ class SiloServer:
         self.batch_seed = fresh_seed()
         self.compiled: dict[tuple[str, str], Callable[..., Any]] = {}
 
-    def whiten(self, moment: Array) -> None:
-        """The first stage is over; records become what its outcome makes of them."""
-        if self.plan.stages[0].name != WHITENING:
-            raise Refused("whiten: the plan has no such stage, or it is over")
-        if not self.answered:
-            raise Refused("whiten: this silo was not asked for its moment yet, so it is in no moment that is told")
-        self._whiten(moment)
+    def leave(self, told: str, released: Array | None) -> None:
+        """A stage is over; records become what its outcome makes of them, and the next one begins."""
+        name = self.plan.stages[0].name
+        if told != name:
+            raise Refused(f"leave: {told!r} is not the stage that is under way")
+        if name == self.whole.stages[-1].name:
+            raise Refused(f"leave: {name} is the last stage of the plan")
+        if name in self.whole.before and not self.answered:
+            raise Refused(f"leave: this silo was not asked about {name} yet, so it is in no release that is told")
+        self._leave(released)
 
-    def _whiten(self, moment: Array) -> None:
-        self._check_points("whiten", [moment], [(self.plan.sizes[MOMENT],)])
-        whitening = self.whole.whitening(moment)
-        if not np.isfinite(whitening.matrix).all():
-            raise Refused("whiten: this moment whitens nothing; the run has diverged, or was meant to")
-        self.plan, self.moment = self.whole.training, np.asarray(moment)
-        self._enter(whitening.records(self.site.records))
-        self.algorithm = whitening.algorithm(self.algorithm)
+    def _leave(self, released: Array | None) -> None:
+        names, name = [stage.name for stage in self.whole.stages], self.plan.stages[0].name
+        if name in self.whole.before:
+            self._map(name, released)
+        elif released is not None:
+            raise Refused(f"leave: nothing is made of what {name} released")
+        self.left.append(None if released is None else np.asarray(released))
+        self._enter(names[names.index(name) + 1])
+
+    def _map(self, name: str, released: Array | None) -> None:
+        size = self.plan.algorithm.init(jnp.zeros(0)).x.size
+        if released is None:
+            raise Refused(f"leave: what {name} released is missing")
+        self._check_points("leave", [released], [(size,)])
+        made = self.whole.derived(name, released)
+        if not sound(made):
+            raise Refused(f"leave: this release of {name} maps to nothing; the run has diverged, or was meant to")
+        self.maps.append(made)
+        self.populations = [mapped_records(made, records) for records in self.populations]
 
     def _check_plan(self) -> None:
         """The noise that was sent must be what the agreed config needs, and a seed only stands in a test."""
@@ -177,20 +209,21 @@ class SiloServer:
             "started": self.started,
             "batch_seed": self.batch_seed.tolist(),
             "end": self.end.state(),
+            "left": [released is not None for released in self.left],
         }
         leaves = {
             f"{part}/{i}": np.asarray(leaf)
             for part in KEPT
             for i, leaf in enumerate(jax.tree.leaves(getattr(self, part)))
         }
-        return header, leaves if self.moment is None else leaves | {"moment": self.moment}
+        return header, leaves | {f"left/{i}": told for i, told in enumerate(self.left) if told is not None}
 
     def restore(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Be the silo whose state this was; only a fresh one may."""
         if self.started or self.round >= 0:
             raise Refused("restore: this silo has begun already")
-        if "moment" in arrays:
-            self._whiten(jnp.asarray(arrays["moment"]))
+        for i, mapped in enumerate(header["left"]):
+            self._leave(jnp.asarray(arrays[f"left/{i}"]) if mapped else None)
         self.end.restore(header["end"])
         if header["started"]:
             self.memory = jax.eval_shape(self._remembered, jnp.zeros(self.objective.parameters))[0]
@@ -233,7 +266,7 @@ class SiloServer:
 
     def _compiled(self, kind: str, name: str) -> Callable[..., Any]:
         if kind not in ("ask", "local"):
-            raise Refused(f"kind {kind!r}: unknown; a silo answers setup, keys, whiten, start, ask, local and account")
+            raise Refused(f"kind {kind!r}: unknown; a silo answers setup, keys, leave, start, ask, local and account")
         if name not in self.plan.algorithm.queries:
             raise Refused(f"query {name!r}: the agreed algorithm asks only {tuple(self.plan.algorithm.queries)}")
         if (kind, name) not in self.compiled:
@@ -337,8 +370,8 @@ def respond(
     if kind == "start":
         server.start(jnp.asarray(arrays["x0"]))
         return {"kind": "ready", "gradients": float(server.account.gradients)}, {}
-    if kind == "whiten":
-        server.whiten(jnp.asarray(arrays["moment"]))
+    if kind == "leave":
+        server.leave(str(header.get("stage")), jnp.asarray(arrays["released"]) if "released" in arrays else None)
         return {"kind": "ready"}, {}
     if kind == "account":
         return {"kind": "account"}, account_arrays(server.account)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from silodp.models import Model
 
 LARGEST_SEED = 2**31 - 1
+# By default a tenth of the records is held out, where there are enough for a private look that says something.
+AUTO, TENTH, LARGEST_ERROR, FEWEST = "auto", 0.1, 0.02, 20
 
 
 class SiloEstimator(BaseEstimator):
@@ -41,6 +43,7 @@ class SiloEstimator(BaseEstimator):
     algorithm: AlgorithmConfig | Mapping[str, Any] | str
     model: Model | ModelConfig | Mapping[str, Any] | str | None
     weights: str
+    held_out: float | str | None
     random_state: Any
     _task: str
 
@@ -196,6 +199,8 @@ def fit_with(
     config, own = config_of(estimator, data, delta)
     advice.warn(data, config.privacy.epsilon, delta)
     done = fitted(config, data, own, progress)
+    if known is not None:
+        estimator.schema_ = known.closed(dict(zip(known.private, done.ranges, strict=True)))
     estimator._arrays, estimator._predictor, estimator._section = done.arrays, done.predictor, done.section
     estimator._inputs, estimator.plan_fingerprint_ = data.input_shape[0], done.fingerprint
     estimator.history_, estimator.certificate_ = done.history, done.certificate
@@ -203,7 +208,8 @@ def fit_with(
         f"{type(estimator).__name__}: {config.model.kind if own is None else own.name} model by {done.algorithm}, "
         f"trust {config.privacy.trust}, silos: {len(data.silos)}, records: {sum(data.sizes)}"
     )
-    estimator.report_ = report(title, done.certificate, estimator.delta is None)
+    estimator.held_out_ = done.held_out
+    estimator.report_ = report(title, done.certificate, estimator.delta is None, done.held_out)
     return estimator
 
 
@@ -220,10 +226,32 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
         algorithm=algorithm, channel=estimator.trust, epsilon=estimator.epsilon, delta=delta, model=section,
         seed=seed_of(estimator.random_state),
     )  # fmt: skip
-    if algorithm.get("name") != "auto" or estimator.schema_ is None:
-        return config, own
-    whiten = {"scale": records.public_scale(estimator.schema_)}
-    return parse_config(config.model_dump(exclude_unset=True) | {"whiten": whiten}), own
+    stages: dict[str, Any] = {}
+    if estimator.schema_ is not None and algorithm.get("name") == "auto":
+        stages["whiten"] = {"scale": records.public_scale(estimator.schema_)}
+    if estimator.schema_ is not None and estimator.schema_.private:
+        stages["scale"] = {"columns": records.private_columns(estimator.schema_)}
+    config = parse_config(config.model_dump(exclude_unset=True) | stages)
+    return with_held_out(config, data, estimator.held_out), own
+
+
+def with_held_out(config: Config, data: FederatedData, share: Any) -> Config:
+    """The config with a part of the records held out for a private look at the model."""
+    from silodp.plan.make import make_plan
+    from silodp.plan.objects import facts_of
+    from silodp.stages.evaluate import STREAM
+
+    if share is None or (share == AUTO and not config.privacy.private):
+        return config
+    tenth = share == AUTO
+    asked = parse_config(config.model_dump(exclude_unset=True) | {"evaluate": {"held_out": TENTH if tenth else share}})
+    if not tenth:
+        return asked
+    if min(data.sizes) < FEWEST:
+        return config
+    stage = make_plan(asked, facts_of(data)).evaluation
+    assert stage is not None
+    return asked if stage.std_of_average(STREAM) <= LARGEST_ERROR else config
 
 
 def plain_section(given: Any, key: str) -> dict[str, Any]:

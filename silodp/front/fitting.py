@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silodp import registry
-from silodp.front.predictor import PARAMS, WHITENING, Own, Predictor, predictor_of
+from silodp.front.predictor import PARAMS, SCALING, Own, Predictor, predictor_of
 
 if TYPE_CHECKING:
     from silodp.config import Config
     from silodp.data.types import FederatedData
     from silodp.models import Model
     from silodp.plan.plan import Plan
+    from silodp.run.prepare import Prepared
     from silodp.run.progress import Progress
-    from silodp.run.runner import Prepared
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,22 @@ class Fitted:
     certificate: dict[str, Any] | None
     fingerprint: str
     algorithm: str
+    ranges: list[tuple[float, float]]  # centre and scale of columns that had no public range, in their order
+    held_out: dict[str, Any] | None  # what was released about held-out records
 
 
 def fitted(config: Config, data: FederatedData, model: Model | None, progress: Progress) -> Fitted:
     # Here, not above: a model that was loaded predicts without JAX.
     from silodp.plan.certificate import certificate
-    from silodp.run.runner import context_of, prepare
+    from silodp.run.evaluation import evaluated
+    from silodp.run.prepare import prepare
+    from silodp.run.runner import context_of
+    from silodp.stages.figures import held_out_figures
 
     prepared = prepare(config, data, model)
     history, x, account = simulated(prepared, progress)
+    table, account = evaluated(prepared, x, account)
+    held_out = None if table is None else held_out_figures(prepared.plan, table)
     statement = None
     if prepared.plan.private:
         statement = certificate(prepared.plan, prepared.settled(account), context_of(prepared))
@@ -51,7 +58,8 @@ def fitted(config: Config, data: FederatedData, model: Model | None, progress: P
     arrays = {} if own else arrays_of(prepared, params)
     predictor = Own(ground.model, params) if own else predicting(section, arrays, data)
     name = prepared.config.algorithm.name
-    return Fitted(arrays, predictor, section, history, statement, fingerprint(prepared.plan), name)
+    ranges = ranges_of(prepared)
+    return Fitted(arrays, predictor, section, history, statement, fingerprint(prepared.plan), name, ranges, held_out)
 
 
 def simulated(prepared: Prepared, progress: Progress) -> tuple[list[dict[str, float]], Any, Any]:
@@ -76,8 +84,17 @@ def arrays_of(prepared: Prepared, params: Any) -> dict[str, np.ndarray]:
     from silodp.run.directory import named_leaves
 
     arrays = {PARAMS + path.lstrip("/"): np.asarray(leaf) for path, leaf in named_leaves(params)}
-    whitening = prepared.ground.whitening
-    return arrays if whitening is None else arrays | {WHITENING: np.asarray(whitening.matrix)}
+    maps = {name: np.asarray(array) for made in prepared.ground.maps for name, array in made.arrays.items()}
+    maps.pop(SCALING, None)  # the fitted schema has it
+    return arrays | maps
+
+
+def ranges_of(prepared: Prepared) -> list[tuple[float, float]]:
+    asked = prepared.config.scale
+    if asked is None:
+        return []
+    centre, scale, _ = prepared.ground.maps[0].arrays[SCALING]
+    return [(float(centre[i]), float(scale[i])) for i in asked.columns or range(len(centre))]
 
 
 def predicting(section: Mapping[str, Any], arrays: Mapping[str, np.ndarray], data: FederatedData) -> Predictor:

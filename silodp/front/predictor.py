@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64
 
 from silodp.registry import LINEAR
 
-PARAMS, WHITENING = "params/", "whitening"
+PARAMS, SCALING, CENTRE, WHITENING = "params/", "scaling", "centre", "whitening"
 
 
 def product(left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "d k"]) -> Float64[np.ndarray, "n k"]:
@@ -42,7 +42,9 @@ class Linear:
         if WHITENING not in arrays:
             return Linear(weight, bias)
         folded = product(weight, arrays[WHITENING])
-        return Linear(folded[:, :-1], folded[:, -1] + bias)
+        coef = folded[:, :-1]
+        moved = product(coef, arrays[CENTRE][:, None])[:, 0] if CENTRE in arrays else 0.0
+        return Linear(coef, folded[:, -1] + bias - moved)
 
     def scores(self, features: Float[np.ndarray, "n d"]) -> Float64[np.ndarray, "n k"]:
         return product(features, self.coef.T) + self.intercept

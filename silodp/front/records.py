@@ -11,12 +11,13 @@ import pandas as pd
 from jaxtyping import Shaped
 
 from silodp.data.inspection import named
-from silodp.data.kinds import Category, Flag, Number, Ordered, identifies
+from silodp.data.kinds import Category, Constants, Flag, Number, Ordered, identifies
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note, SiloData
 from silodp.errors import ConfigError
 
 ONE_SILO = "all records"
+AS_THEY_ARE = Constants(0.0, 1.0, np.inf)  # numbers whose centre and scale a private stage will find
 SchemaLike = Schema | Mapping[str, Any] | Path | str
 AS_GIVEN = Note(False, "features are used as given: what was fitted on records to make them, such as a scaler")
 
@@ -40,9 +41,6 @@ def schema_for(source: SchemaLike, y: Any, silo: Any, task: str) -> Schema:
         raise ConfigError(f"schema: target '{schema.target.name}' has {other}; use {fix}")
     if isinstance(y, str) and y != schema.target.name:
         raise ConfigError(f"y = {y!r}: the schema's target is {schema.target.name!r}; give this one")
-    if schema.private:
-        told = ", ".join(schema.private)
-        raise ConfigError(f'columns {told}: range = "private" cannot be estimated here yet; give a public range')
     if silo is None or (isinstance(silo, str) and silo == schema.silo):
         return schema
     if schema.silo is not None:
@@ -61,7 +59,7 @@ def with_target(schema: Schema, frame: Any, y: Any) -> pd.DataFrame:
 def encoded_rows(schema: Schema, frame: Any, y: Any, silo: Any) -> Rows:
     table = with_target(schema, frame, y)
     labels = None if silo is None or isinstance(silo, str) else silo_labels(silo, len(table))
-    encoded = schema.encode(table)
+    encoded = schema.encode(table, constants=dict.fromkeys(schema.private, AS_THEY_ARE))
     return Rows(encoded.features, encoded.targets, encoded.silos if labels is None else labels)
 
 
@@ -72,8 +70,14 @@ def public_scale(schema: Schema) -> float:
     are clipped: with 1/3 for a range (all of it equally likely) wbcd loses .02 at epsilon 1, and other tables nothing.
     """
     squares = {Category: 1.0, Flag: 1 / 2, Ordered: 1 / 3}
-    expected = lambda column: 1.0 if getattr(column, "scale", None) else squares.get(type(column), 1 / 9)
+    scaled = lambda column: isinstance(column, Number) and not isinstance(column.range, tuple)
+    expected = lambda column: 1.0 if scaled(column) else squares.get(type(column), 1 / 9)
     return float(1 / np.sqrt(sum(map(expected, schema.used.values()))))
+
+
+def private_columns(schema: Schema) -> list[int]:
+    """Features whose centre and scale a private stage has to find."""
+    return [i for i, name in enumerate(schema.feature_names) if name in schema.private]
 
 
 def raw_constants(schema: Schema) -> dict[str, tuple[float, float]]:

@@ -11,15 +11,34 @@ from silodp.report.words import NO_EPSILON, SIMULATION, in_odds, worst
 NOT_MEASURED = "No accuracy is reported: score(X, y) measures it on records of yours, and no epsilon covers that."
 
 
-def report(title: str, certificate: Mapping[str, Any] | None, delta_by_default: bool) -> str:
+def report(
+    title: str,
+    certificate: Mapping[str, Any] | None,
+    delta_by_default: bool,
+    held_out: Mapping[str, Any] | None = None,
+) -> str:
+    measured = NOT_MEASURED if held_out is None else "\n".join(figures(held_out, private=certificate is not None))
     if certificate is None:
-        return "\n".join([title, "", SIMULATION, "", NO_EPSILON, NOT_MEASURED, ""])
+        return "\n".join([title, "", SIMULATION, "", NO_EPSILON, measured, ""])
     return "\n".join([
         title, "", SIMULATION, "", *promise(certificate, delta_by_default), "", *table(certificate["silos"]), "",
         "Not covered:", *(f"  - {line}" for line in certificate["outside_the_guarantee"]),
         f"  - {persons(certificate['silos'])}",
-        "", NOT_MEASURED, "",
+        "", measured, "",
     ])  # fmt: skip
+
+
+def figures(held_out: Mapping[str, Any], *, private: bool) -> list[str]:
+    """What was released about held-out records, with standard errors."""
+    noise = "noise of their own, which the epsilon covers" if private else "no noise"
+    names = [name for name, told in held_out.items() if isinstance(told, Mapping)]
+    shown = lambda told: "  ".join(f"{name} {told[name]['value']:.3f} +- {told[name]['error']:.3f}" for name in names)
+    width = max(len("all"), *(len(silo["silo"]) for silo in held_out["silos"]))
+    return [
+        f"Measured on {held_out['records']} records that were held out, with {noise} (+- one standard error):",
+        f"  {'all':<{width}}  {shown(held_out)}",
+        *(f"  {silo['silo']:<{width}}  {shown(silo)}" for silo in held_out["silos"]),
+    ]
 
 
 def promise(certificate: Mapping[str, Any], delta_by_default: bool) -> list[str]:

@@ -16,6 +16,7 @@ from silodp.facts import Declared, Facts
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Releases, Spent
 
+TRAINING, EVALUATION = "train", "evaluate"
 VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
 
 Noise = dict[str, tuple[float, ...]]  # by line of the account, a multiplier for each silo
@@ -29,13 +30,14 @@ class Part:
     share: float
     algorithm: Algorithm
     declared: Declared
+    held_out: bool = False  # it asks about records that no other part asks about
 
     @staticmethod
-    def of(name: str, share: float, algorithm: Algorithm, facts: Facts) -> Part:
+    def of(name: str, share: float, algorithm: Algorithm, facts: Facts, held_out: bool = False) -> Part:
         streams = tuple(
             tuple(algorithm.releases(i, facts.sizes, facts.rounds_of(i))) for i in range(facts.silos)
         )  # fmt: skip
-        return Part(name, share, algorithm, Declared(facts, streams, algorithm.together))
+        return Part(name, share, algorithm, Declared(facts, streams, algorithm.together), held_out)
 
     def accounted(self, channel: Channel, silo: int) -> list[Releases]:
         return channel.accounted(self.declared, silo, self.declared.streams[silo])
@@ -64,6 +66,26 @@ def stream_shares(
     return {leading: value} | {name: (1 - value) / len(others) for name in others}
 
 
+def noise_of_all(parts: Sequence[Part], channel: Channel, privacy: PrivacyConfig) -> list[Noise]:
+    """The noise of parts about the records that are trained on, and of those about the records that are held out.
+
+    No record is in both: each of the two has the whole target for itself.
+    """
+    noise: dict[str, Noise] = {}
+    for held_out in (False, True):
+        own = [part for part in parts if part.held_out == held_out]
+        noise |= dict(zip((p.name for p in own), noise_of(own, channel, given_to(own, parts, privacy)), strict=True))
+    return [noise[part.name] for part in parts]
+
+
+def given_to(own: Sequence[Part], parts: Sequence[Part], privacy: PrivacyConfig) -> PrivacyConfig:
+    """The target without the multipliers that were given for the streams of other parts."""
+    if privacy.multipliers is None:
+        return privacy
+    others = {stream.name for part in parts if part not in own for stream in part.declared.streams[0]}
+    return replace_target(privacy, {name: m for name, m in privacy.multipliers.items() if name not in others})
+
+
 def noise_of(
     parts: Sequence[Part],
     channel: Channel,
@@ -75,6 +97,8 @@ def noise_of(
     Noise that silos share serves the one that needs most of it; what this leaves the others of their budgets goes to
     the noise of their own. Returns the channel's multipliers, a dictionary for each part.
     """
+    if not parts:
+        return []
     silos = range(parts[0].declared.facts.silos)
     each = [tuple(release for part in parts for release in part.accounted(channel, i)) for i in silos]
     shares = joint_shares(parts, channel, privacy.split)
@@ -140,7 +164,9 @@ def joint_shares(parts: Sequence[Part], channel: Channel, split: float | str | N
             raise ValueError(f"stage {part.name!r}: stream {min(clash)!r} stands in another stage too; rename it")
         taken |= {release.stream for release in releases}
         used = dict.fromkeys(release.stream for release in releases if release.count)
-        within = part.shares(channel, split) or dict.fromkeys(used, 1 / max(1, len(used)))
+        # What a config says about the split is meant for its algorithm.
+        asked = part.shares(channel, split) if part.name == TRAINING else None
+        within = asked or dict.fromkeys(used, 1 / max(1, len(used)))
         shares |= {line: part.share * share for line, share in within.items()}
     return shares
 

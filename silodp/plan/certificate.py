@@ -43,6 +43,7 @@ class Context:
     claim: Claim | None = None
     bounds: Mapping[str, str] = field(default_factory=dict)  # by stream: who vouches for its bound
     outside: tuple[str, ...] = ()  # parts that are not the library's own
+    chosen: float | None = None  # epsilon of having been chosen privately among several
 
 
 def settle(plan: Plan, account: Account) -> list[list[Spent]]:
@@ -76,13 +77,10 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
     """The statement as plain data. `spent` is what `settle` returned."""
     channel, delta = plan.channel, plan.config.privacy.delta
     silos = [silo_statement(plan, i, own) for i, own in enumerate(spent)]
-    worst = max(silo["epsilon"] for silo in silos)
+    worst = context.chosen or max(silo["epsilon"] for silo in silos)
     claim = None if context.claim is None else context.claim.verdict(worst) | {"delta": delta}
     return {
-        "statement": (
-            f"{plan.config.algorithm.name} {setting_of(plan)}: {unit_of(plan)} "
-            f"every silo is ({rounded_up(worst)}, {rounded_up(delta)})-differentially private"
-        ),
+        "statement": statement(plan, worst, context),
         "stamp": context.stamp,
         "neighbours": NEIGHBOURS,
         "adversary_sees": channel.sees,
@@ -99,6 +97,16 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
     }
 
 
+def statement(plan: Plan, worst: float, context: Context) -> str:
+    """One sentence, true as it stands: nobody is protected by a simulation."""
+    name = plan.config.algorithm.name
+    what = name if context.chosen is None else f"the best of a random number of runs of {name}"
+    promise = f"({rounded_up(worst)}, {rounded_up(plan.config.privacy.delta)})-differentially private"
+    if context.stamp is None:
+        return f"{what} {setting_of(plan)}: {unit_of(plan)} every silo is {promise}"
+    return f"Simulation of {what} {setting_of(plan)}: run for real, {unit_of(plan)} every silo would be {promise}"
+
+
 def setting_of(plan: Plan) -> str:
     """In the trust model's own words; one from outside may have inherited those of another."""
     trust = plan.config.privacy.trust
@@ -112,20 +120,23 @@ def noise_of(plan: Plan) -> str:
 
 
 def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any]:
-    delta = plan.config.privacy.delta
-    epsilon, record = plan.cost(silo, own), accountant.epsilon(own, delta)
+    delta, held = plan.config.privacy.delta, sum(plan.facts.held_out[silo : silo + 1])
+    worst = max(plan.apart(own), key=lambda part: accountant.epsilon(part, delta), default=own)
+    epsilon, record = plan.cost(silo, own), accountant.epsilon(worst, delta)
     grouped = {"record_epsilon": record, "groups": groups(own, delta, plan.facts.sizes[silo])}
     return ({} if plan.config.privacy.unit == "record" else grouped) | {
         "silo": plan.facts.names[silo],
-        "records": plan.facts.sizes[silo],
+        "records": plan.facts.sizes[silo] + held,
+        "held_out": held,
         "epsilon": epsilon,
         "delta": delta,
-        "gdp_mu": accountant.gdp(own),
-        "curve": curve_points(own, record),
-        "releases": [release_line(s, float(plan.std_over_clip(s.releases.stream)[silo])) for s in own],
+        "gdp_mu": accountant.gdp(worst),
+        "curve": curve_points(worst, record),
+        "releases": [release_of(plan, silo, s) for s in own],
         "collusion": plan.channel.left_if(own, silo, plan.declared, delta),
         "several_records_of_one_person": [
-            {"records": k, "epsilon": accountant.group_epsilon(own, delta, k), "delta": delta} for k in (2, 5)
+            {"records": k, "epsilon": accountant.group_epsilon(of_persons(plan, own), delta, k), "delta": delta}
+            for k in (2, 5)
         ],
     }
 
@@ -142,6 +153,23 @@ def groups(own: Sequence[Spent], delta: float, records: int) -> list[dict[str, f
     """The epsilon of k records of a silo that change together, from one to all of them."""
     sizes = sorted({k for e in range(10) for k in (10**e, 2 * 10**e, 5 * 10**e) if k < records} | {records})
     return [{"records": k, "epsilon": accountant.group_epsilon(own, delta, k)} for k in sizes]
+
+
+def of_persons(plan: Plan, own: Sequence[Spent]) -> Sequence[Spent]:
+    """What may be spent on a person's records, some of which may be trained on and some held out.
+
+    For Gaussian releases k records in one part are the worst case: j and k - j of them have (j^2 + (k - j)^2) mu^2.
+    For others all is counted for all records.
+    """
+    apart = plan.apart(own)
+    levels = [accountant.gdp(part) for part in apart]
+    return own if None in levels or not levels else apart[int(np.argmax(levels))]  # type: ignore[arg-type]
+
+
+def release_of(plan: Plan, silo: int, spent: Spent) -> dict[str, Any]:
+    line = spent.releases.stream
+    about = {"held_out": True} if plan.stage_of(line).held_out else {}
+    return release_line(spent, float(plan.std_over_clip(line)[silo])) | about
 
 
 def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:
@@ -203,11 +231,13 @@ def as_text(tree: Mapping[str, Any]) -> str:
 def silo_lines(silo: Mapping[str, Any]) -> list[str]:
     mu = "" if silo["gdp_mu"] is None else f", {rounded_up(silo['gdp_mu'])}-Gaussian-DP"
     promise = f"({rounded_up(silo['epsilon'])}, {rounded_up(silo['delta'])})-DP"
-    lines = [f"Silo {silo['silo']} ({silo['records']} records): {promise}{mu}"]
+    held = f", {silo['held_out']} of them held out" if silo["held_out"] else ""
+    lines = [f"Silo {silo['silo']} ({silo['records']} records{held}): {promise}{mu}"]
     for release in silo["releases"]:
+        about = " that are held out" if release.get("held_out") else ""
         lines.append(
             f"  {release['count']} x {release['stream']}: noise {release['multiplier']:.5g} x sensitivity, "
-            f"{release['sampling']}"
+            f"{release['sampling']}{about}"
         )
     if silo["collusion"]:
         lines += [

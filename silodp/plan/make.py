@@ -15,7 +15,7 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan.auto import chosen_config
-from silodp.plan.calibrate import Noise, Part, noise_of, stream_shares
+from silodp.plan.calibrate import TRAINING, Noise, Part, noise_of, noise_of_all, stream_shares
 from silodp.plan.claim import printed_noise
 from silodp.plan.parts import built, channel_of, parts_of, settled_facts
 from silodp.plan.plan import Plan, stages_of
@@ -55,7 +55,8 @@ def calibrated_plan(config: Config, facts: Facts, calibration: str | None = None
     parts = parts_of(config, facts, algorithm)
     noise: list[Noise] = [{} for _ in parts]
     if config.privacy.private:
-        if not any(stream.count for own in parts[-1].declared.streams for stream in own):
+        training = next(part for part in parts if part.name == TRAINING)
+        if not any(stream.count for own in training.declared.streams for stream in own):
             raise ConfigError(f"algorithm.name = {config.algorithm.name!r}: asks for records but declares no release")
         noise = calibrated_noise(config, facts, entry, channel, parts, calibration)
     return Plan(config, facts, entry, algorithm, channel, stages_of(parts, noise))
@@ -67,10 +68,12 @@ def calibrated_noise(
     """The noise; what the accountant refuses is the config's privacy section's mistake."""
     try:
         paper = (calibration or config.privacy.calibration) == "paper"
-        if paper and len(parts) > 1:
-            raise ConfigError("whiten: no paper prints its noise; leave calibration = 'paper' out")
-        printed = printed_noise(config, facts, entry) if paper else None
-        return noise_of(parts, channel, config.privacy, printed)
+        if not paper:
+            return noise_of_all(parts, channel, config.privacy)
+        if len(parts) > 1:
+            other = next(part.name for part in parts if part.name != TRAINING)
+            raise ConfigError(f"{other}: no paper prints its noise; leave calibration = 'paper' out")
+        return noise_of(parts, channel, config.privacy, printed_noise(config, facts, entry))
     except ConfigError:
         raise
     except ValueError as error:

@@ -33,7 +33,8 @@ class Objects(TypedDict, total=False):
     algorithm: what `silodp.algorithms.Spider(...)` and the like give, a dict of the algorithm section, or a name.
     channel: `silodp.channels.Untrusted()` and the like, or the name of a trust model (default: untrusted).
     epsilon, delta, gdp: the target; without one the run is not private. privacy: further keys of that section.
-    seed: of the simulation. run: further keys of the run section. grid, select: of a sweep.
+    seed: of the simulation. run: further keys of the run section. grid, select, private_trials: of a sweep.
+    scale, whiten, evaluate: dicts of those sections, stages beside the training.
     """
 
     algorithm: AlgorithmConfig | Mapping[str, Any] | str
@@ -46,6 +47,10 @@ class Objects(TypedDict, total=False):
     run: Mapping[str, Any]
     grid: Mapping[str, Sequence[float | bool | str]]
     select: str
+    private_trials: float
+    scale: Mapping[str, Any]
+    whiten: Mapping[str, Any]
+    evaluate: Mapping[str, Any]
 
 
 # Single keys, and whole sections.
@@ -56,8 +61,10 @@ KEYS = {
     "seed": "run.seed",
     "grid": "sweep.grid",
     "select": "sweep.select",
+    "private_trials": "sweep.private_trials",
 }
-SECTIONS = ("privacy", "run")
+STAGES = ("scale", "whiten", "evaluate")
+SECTIONS = ("privacy", "run", *STAGES)
 
 
 class Asked(NamedTuple):
@@ -107,7 +114,11 @@ def config_from(
         put(values, section_keys(section, objects.get(section) or {}))
     put(values, {KEYS[name]: value for name, value in objects.items() if name in KEYS and value is not None})
     put(values, channel.options() if isinstance(channel, Channel) else {"privacy.trust": channel} if channel else {})
-    config = parse_config(nested(values))
+    tree = nested(values)
+    for section in STAGES:
+        if objects.get(section) is not None:
+            tree.setdefault(section, {})  # {}: its defaults
+    config = parse_config(tree)
     if isinstance(channel, Channel):
         check_same(channel, config)
     return config

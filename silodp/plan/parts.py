@@ -18,12 +18,11 @@ from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.models import Model, model_of
-from silodp.plan.calibrate import Part
+from silodp.plan.calibrate import EVALUATION, TRAINING, Part
 from silodp.registry import LINEAR
 from silodp.registry import find as find_part
-from silodp.whiten import Moment
-
-TRAINING, WHITENING = "train", "whiten"
+from silodp.stages.held_out import held_out_size
+from silodp.stages.kinds import before, leaves_of, metrics_of
 
 
 def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
@@ -43,9 +42,10 @@ def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
         check_batches(algorithm, facts, options.rounds)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if config.whiten is not None and not channel.gaussian:
+    asked = [kind.name for kind, _ in before(config)] + ([] if config.evaluate is None else [EVALUATION])
+    if asked and not channel.gaussian:
         raise ConfigError(
-            f"whiten: not under trust {config.privacy.trust!r}, which hides record by record; leave it out"
+            f"{asked[-1]}: not under trust {config.privacy.trust!r}, which hides record by record; leave it out"
         )
     channel.check(Part.of(TRAINING, 1.0, algorithm, facts).declared, options)
     return entry, channel, algorithm
@@ -97,8 +97,8 @@ def check_batches(algorithm: Algorithm, facts: Facts, rounds: int) -> None:
 
 
 def settled_facts(config: Config, facts: Facts) -> Facts:
-    """The facts with what the config says about rounds, weights and who takes part."""
-    options = config.algorithm
+    """The facts with what the config says about rounds, weights, who takes part and what is held out."""
+    options, facts = config.algorithm, divided_facts(config, facts)
     share = np.asarray(facts.sizes, np.float64) if options.weights == "size" else np.ones(facts.silos)
     return replace(
         facts,
@@ -111,29 +111,44 @@ def settled_facts(config: Config, facts: Facts) -> Facts:
     )
 
 
+def divided_facts(config: Config, facts: Facts) -> Facts:
+    """The facts with the sizes of what is trained on and of what is held out."""
+    whole = [sum(pair) for pair in zip(facts.sizes, facts.held_out or (0,) * facts.silos, strict=True)]
+    held = () if config.evaluate is None else tuple(held_out_size(n, config.evaluate.held_out) for n in whole)
+    left = tuple(n - h for n, h in zip(whole, held or (0,) * facts.silos, strict=True))
+    return replace(facts, sizes=left, held_out=held)
+
+
 def parts_of(config: Config, facts: Facts, algorithm: Algorithm) -> list[Part]:
-    """The stages of a config, each with its part of the budget: training is the last."""
-    if config.whiten is None:
-        return [Part.of(TRAINING, 1.0, algorithm, facts)]
-    share = config.whiten.share
-    features = 1 if facts.record is None else whitened_features(facts)
-    moment = Moment.of(config.whiten.clip, features, config.whiten.scale)
-    first = replace(facts, rounds=1, participation=None, scheduled=False, parameters=moment.size)
-    return [Part.of(WHITENING, share, moment, first), Part.of(TRAINING, 1 - share, algorithm, facts)]
+    """The stages of a config, each with its part of the budget, in their order."""
+    parts, seen = [], replace(facts, rounds=1, participation=None, scheduled=False)
+    for kind, share in before(config):
+        parts.append(Part.of(kind.name, share, kind.algorithm(config, seen), seen))
+        seen = seen if seen.record is None else kind.leaves(seen)
+    left = 1 - sum(part.share for part in parts)
+    if not left > 0:
+        shares = ", ".join(f"{part.name} {part.share:g}" for part in parts)
+        raise ConfigError(f"share: {shares} leave nothing of the budget for the training; give less")
+    if config.evaluate is not None and config.privacy.unit != "record":
+        # Several records that change together may lie in both parts, and each part has the whole budget.
+        raise ConfigError(f"evaluate: not with privacy.unit = {config.privacy.unit!r}; leave one of them out")
+    parts.append(Part.of(TRAINING, left if parts else 1.0, algorithm, facts))
+    return parts if config.evaluate is None else [*parts, evaluation(config, facts)]
 
 
-def whitened_features(facts: Facts) -> int:
-    """How many features a record has after whitening: a constant comes in."""
-    if len(facts.input_shape) != 1:
-        raise ConfigError(f"whiten: features of shape {facts.input_shape}; it needs a table (flatten them)")
-    return facts.input_shape[0] + 1
+def evaluation(config: Config, facts: Facts) -> Part:
+    """Of held-out records, which nothing else is asked about: they have the whole budget for it."""
+    share = np.asarray(facts.held_out, np.float64)
+    asked = replace(
+        facts, sizes=facts.held_out, held_out=(), weights=tuple((share / share.sum()).tolist()), rounds=facts.silos,
+        participation=None, scheduled=False,
+    )  # fmt: skip
+    return Part.of(EVALUATION, 1.0, metrics_of(config, asked), asked, held_out=True)
 
 
 def trained_on(config: Config, facts: Facts) -> Facts:
     """The facts with what a record is where the model sees it."""
-    if config.whiten is None or facts.record is None:
-        return facts
-    return replace(facts, record=(f"float32[{whitened_features(facts)}]", facts.record[1]))
+    return leaves_of(config, facts)
 
 
 def trained_model(config: Config, facts: Facts) -> Model:

@@ -2,7 +2,8 @@
 
 A plan is made before anything is computed on records, in one place (silodp.plan.make), and every party holds it: run,
 sweep, silos, account, certificate and audit read the same object, or the same JSON. It is a sequence of stages in one
-budget: its training, and before it the second moment that whitens the features, where the config asks for one.
+budget: its training, what is asked about records before it, and what is asked about held-out records after it
+(silodp.stages), where the config asks for such.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Facts, Stream
 from silodp.parse import parse_config
-from silodp.plan.calibrate import Noise, Part, group_of
-from silodp.plan.parts import TRAINING, WHITENING, built, parts_of, settled_facts
+from silodp.plan.calibrate import EVALUATION, TRAINING, Noise, Part, group_of
+from silodp.plan.parts import built, parts_of, settled_facts
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent
 from silodp.releases import Vector
-from silodp.whiten import STREAM as MOMENT
-from silodp.whiten import Moment, Whitening
+from silodp.stages.kinds import kind_of
+from silodp.stages.maps import Map
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Stage:
     algorithm: Algorithm
     declared: Declared
     multipliers: Noise
+    held_out: bool = False  # whether it asks about held-out records
 
     @property
     def facts(self) -> Facts:
@@ -100,11 +102,25 @@ class Plan:
     def training(self) -> Plan:
         return self.at(TRAINING)
 
-    def whitening(self, moment: Vector) -> Whitening:
-        """What the released moment makes of the features: every party computes it for itself."""
-        asked = self.at(WHITENING).algorithm
-        assert isinstance(asked, Moment)
-        return Whitening.of(moment, self.std_of_average(MOMENT) * float(asked.clip) ** 2, float(asked.scale))
+    @property
+    def before(self) -> list[str]:
+        """The stages before training."""
+        names = [stage.name for stage in self.stages]
+        return names[: names.index(TRAINING)]
+
+    @property
+    def evaluation(self) -> Plan | None:
+        """The stage on held-out records, if there is one."""
+        return self.at(EVALUATION) if self.config.evaluate is not None else None
+
+    def apart(self, spent: Sequence[Spent]) -> list[list[Spent]]:
+        """What was spent on a record that is trained on, and on one that is held out."""
+        of = lambda held_out: [s for s in spent if self.stage_of(s.releases.stream).held_out == held_out]
+        return [own for own in (of(False), of(True)) if own]
+
+    def derived(self, name: str, released: Vector) -> Map:
+        """What a stage's release makes of the features: every party computes it for itself."""
+        return kind_of(name).derived(self.at(name), released)
 
     def releases(self, silo: int) -> tuple[Stream, ...]:
         return self.declared.streams[silo]
@@ -156,7 +172,7 @@ class Plan:
         return self.channel.std_of_average(line, np.asarray(stage.multipliers[line]), stage.declared)
 
     def spent(self, silo: int, counted: Sequence[Stream] | None = None) -> list[Spent]:
-        """What the run costs a silo: as planned, or for the releases that were counted."""
+        """What the run costs a silo: as planned, or for the releases that were counted. See `apart`."""
         releases = [r for stage in self.stages for r in self._accounted(stage, silo, counted)]
         return [Spent(each, float(self.protecting(each.stream)[silo])) for each in releases if each.count]
 
@@ -171,10 +187,15 @@ class Plan:
         return self.cost(silo, self.spent(silo), delta)
 
     def cost(self, silo: int, spent: Sequence[Spent], delta: float | None = None) -> float:
-        """Epsilon of what was spent about a silo, for as many of its records as the target protects together."""
+        """Epsilon of what was spent about a silo, for as many of its records as the target protects together.
+
+        A record is trained on or held out: it pays for the one or for the other.
+        """
         delta = self.config.privacy.delta if delta is None else delta
         group = group_of(self.config.privacy, self.facts.sizes[silo])
-        return accountant.epsilon(spent, delta) if group == 1 else accountant.group_epsilon(spent, delta, group)
+        if group > 1:
+            return accountant.group_epsilon(spent, delta, group)
+        return max((accountant.epsilon(own, delta) for own in self.apart(spent)), default=0.0)
 
     @property
     def theorem(self) -> Verdict:
@@ -251,4 +272,4 @@ def channel_lines(channel: Channel, declared: Declared) -> set[str]:
 
 def stages_of(parts: Sequence[Part], noise: Sequence[Noise]) -> tuple[Stage, ...]:
     pairs = zip(parts, noise, strict=True)
-    return tuple(Stage(part.name, part.share, part.algorithm, part.declared, own) for part, own in pairs)
+    return tuple(Stage(part.name, part.share, part.algorithm, part.declared, own, part.held_out) for part, own in pairs)

@@ -148,14 +148,14 @@ class RunDirectory:
         save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial)
         os.replace(partial, self.path / name)
 
-    def save_model(self, last: PyTree, drawn: PyTree, whitening: np.ndarray | None = None) -> None:
-        """The parameters, and the map of the features that they belong to, if there is one."""
+    def save_model(self, last: PyTree, drawn: PyTree, maps: dict[str, np.ndarray]) -> None:
+        """The parameters, and the maps of the features that they belong to, by name."""
         arrays = {
             prefix + path: np.asarray(leaf)
             for prefix, params in (("last", last), ("drawn", drawn))
             for path, leaf in named_leaves(params)
         }
-        self.write_arrays("model.safetensors", arrays if whitening is None else arrays | {"whitening": whitening})
+        self.write_arrays("model.safetensors", arrays | maps)
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:

@@ -19,8 +19,8 @@ import numpy as np
 
 from silodp.releases import Account
 from silodp.run.history import Row, rows_of, with_totals
+from silodp.run.prepare import Prepared
 from silodp.run.progress import Update
-from silodp.run.runner import Prepared
 from silodp.run.simulate import Carry, Chunk, Compiled, Setting, begin, compile_run, simulate, start_program
 
 Ran = tuple[list[Row], np.ndarray, Account]  # history, last point, what was counted

@@ -22,7 +22,7 @@ from silodp.run.simulate import drawn_round
 if TYPE_CHECKING:
     import pandas as pd
 
-    from silodp.run.runner import Prepared
+    from silodp.run.prepare import Prepared
 
 
 @dataclass
@@ -73,6 +73,7 @@ def summary_of(
     final: dict[str, float],
     drawn: dict[str, float],
     timing: dict[str, float],
+    held_out: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`drawn`: what was measured at the iterate that the theorem speaks of."""
     plan, objective = prepared.plan, prepared.ground.objective
@@ -84,6 +85,7 @@ def summary_of(
         "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
         "delta": plan.config.privacy.delta if statement else None,
         "final": final,
+        "held_out": held_out,
         "drawn_round": round_of_drawn(prepared),
         "drawn": drawn,
         "silos": [{"silo": n, "records": s} for n, s in zip(plan.facts.names, plan.facts.sizes, strict=True)],

@@ -5,213 +5,44 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-from jaxtyping import PyTree
 
 from silodp.config import Config
 from silodp.core import averaged
-from silodp.data import FederatedData, read_data
+from silodp.data import FederatedData
 from silodp.deploy.coordinator import message_federation
 from silodp.errors import ConfigError
-from silodp.facts import Facts
 from silodp.models import Model
-from silodp.objective import ModelObjective, build_objective, example_record, parameter_count, with_penalty
-from silodp.plan.certificate import SIMULATED, Context, as_text, certificate, settle
-from silodp.plan.checks import outside_words, vouched_bounds
+from silodp.plan.certificate import SIMULATED, Context, as_text, certificate
+from silodp.plan.checks import outside_words
 from silodp.plan.claim import claim_of
-from silodp.plan.make import make_plan, resolved
-from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
-from silodp.plan.parts import WHITENING, trained_model, trained_on
-from silodp.plan.plan import Plan
+from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.plots import run_figure
-from silodp.privacy.kinds import Spent
-from silodp.releases import Account
+from silodp.releases import Account, Vector
 from silodp.report.files import write_report
 from silodp.run.answers import Answers
 from silodp.run.directory import RunDirectory, versions
-from silodp.run.federation import Silos
+from silodp.run.evaluation import evaluated
 from silodp.run.history import History, OnRound, rows_of
-from silodp.run.measure import Metric, Wanted, named_metrics
+from silodp.run.measure import Metric
+from silodp.run.prepare import Prepared, assembled, prepare
 from silodp.run.progress import Progress, silent
 from silodp.run.result import Run, summary_of
 from silodp.run.simulate import (
     ROWS,
     Chunk,
-    Problem,
-    Setting,
     begin,
     compile_run,
     drawn_round,
     measure_point,
-    measured,
-    only_round,
     shown,
     simulate,
 )
-from silodp.whiten import STREAM as MOMENT
-from silodp.whiten import Whitening
-
-HISTORY_ROWS = 100  # by default
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What all settings of a sweep share: the data, the public facts about it, and the objective."""
-
-    data: FederatedData
-    facts: Facts
-    objective: ModelObjective
-    records: PyTree  # all silos', stacked and padded
-    metrics: tuple[tuple[str, Metric], ...] = ()  # the user's own
-    whitens: bool = False  # whether the objective is one of whitened features
-    whitening: Whitening | None = None  # of the records, where a first stage gave one
-
-    @staticmethod
-    def of(
-        config: Config,
-        data: FederatedData | None = None,
-        model: Model | None = None,
-        metrics: Mapping[str, Metric] | None = None,
-    ) -> Ground:
-        own = named_metrics(metrics)
-        data = data if data is not None else read_data(config.data)
-        facts = facts_of(data)
-        config = resolved(config, facts)
-        model = model or trained_model(config, facts)
-        facts = facts_of(data, parameter_count(model))
-        records = jax.tree.map(jnp.asarray, data.stack()[:2])
-        seen = trained_on(config, facts)
-        try:
-            objective = build_objective(model, example_record(seen), config.model.engine)
-        except TypeError:
-            if config.whiten is None:
-                raise
-            raise ConfigError(
-                f"whiten: the model does not take {seen.input_shape[0]} features; a constant comes in: give it one more"
-            ) from None
-        return Ground(data, facts, objective, records, own, whitens=config.whiten is not None)
-
-    def whitened(self, whitening: Whitening) -> Ground:
-        """The same ground for the stage after whitening."""
-        records = jax.tree.map(jnp.asarray, self.data.stack()[:2])
-        return replace(self, records=whitening.records(records), whitening=whitening)
-
-    @property
-    def test(self) -> PyTree | None:
-        test = self.data.test
-        if test is None:
-            return None
-        records = jax.tree.map(jnp.asarray, (test.features, test.targets))
-        return records if self.whitening is None else self.whitening.records(records)
-
-    @property
-    def model(self) -> Model:
-        """What predicts from features as the silos have them."""
-        model, whitening = self.objective.model, self.whitening
-        if whitening is None or model.scores is None:
-            return model
-        scores = model.scores
-        return replace(model, scores=lambda params, features: scores(params, whitening.features(features)))
-
-    def silos(self, plan: Plan) -> Silos:
-        weights = jnp.asarray(plan.facts.weights, jnp.float32)
-        return Silos(self.records, jnp.asarray(self.facts.sizes, jnp.int32), weights)
-
-    def wanted(self, config: Config) -> Wanted | None:
-        if not (self.metrics or config.run.per_silo):
-            return None
-        return Wanted(self.metrics, tuple(zip(self.facts.names, self.facts.sizes, strict=True)), config.run.per_silo)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything checked and built, nothing written yet."""
-
-    ground: Ground
-    plan: Plan
-    problem: Problem
-    setting: Setting
-    bounds: dict[str, str]  # by stream: who vouches for how far a record moves it
-    before: Account | None = None  # what earlier stages have spent
-
-    @property
-    def config(self) -> Config:
-        return self.plan.config
-
-    @property
-    def data(self) -> FederatedData:
-        return self.ground.data
-
-    def settled(self, account: Account) -> list[list[Spent]]:
-        """What each silo spent over all stages; an error when that is not what the plan allows."""
-        return settle(self.plan, account if self.before is None else account.joined(self.before))
-
-
-def prepare(
-    config: Config,
-    data: FederatedData | None = None,
-    model: Model | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-) -> Prepared:
-    """Load, check, calibrate and build. Every mistake in the config is reported from here."""
-    return prepared_on(Ground.of(config, data, model, metrics), config)
-
-
-def prepared_on(ground: Ground, config: Config) -> Prepared:
-    """One setting on data that is loaded already; of a simulation its first stage is run, if it has one."""
-    plan = make_plan(config, ground.facts)
-    if ground.whitens != (plan.config.whiten is not None):
-        raise ConfigError("algorithm.name: some settings whiten the features and some do not; sweep them apart")
-    if plan.config.whiten is None:
-        return assembled(ground, plan)
-    bounds = vouched_bounds(plan.at(WHITENING), ground.objective, ground.records)
-    if plan.config.run.mode == "messages":  # the silos' answers will say how to whiten; nothing is looked at before
-        return assembled(ground.whitened(Whitening.none(ground.facts)), plan, bounds)
-    problem, setting = stage_problem(ground, plan.at(WHITENING))
-    carry = only_round(problem, setting)
-    return assembled(ground.whitened(plan.whitening(carry.state.x)), plan, bounds, carry.ends.accounts)
-
-
-def stage_problem(ground: Ground, stage: Plan) -> tuple[Problem, Setting]:
-    """The one round of the stage before training."""
-    problem = Problem(ground.objective, ground.silos(stage), None, 1, 1, tuple(stage.sizes.items()))
-    start = jnp.zeros(stage.sizes[MOMENT])
-    return problem, Setting(stage.algorithm, stage.noised, jax.random.key(stage.config.run.seed), start)
-
-
-def assembled(
-    ground: Ground, plan: Plan, bounds: Mapping[str, str] | None = None, before: Account | None = None
-) -> Prepared:
-    """The training stage of a plan, on records as earlier stages have left them, with what those have spent."""
-    config, stage = plan.config, plan.training
-    objective, algorithm = with_penalty(ground.objective, plan.algorithm)
-    problem = Problem(
-        objective=objective,
-        silos=ground.silos(stage),
-        test=ground.test,
-        rounds=stage.facts.rounds,
-        every=config.run.every or max(1, stage.facts.rounds // HISTORY_ROWS),
-        streams=tuple((name, stage.sizes.get(name, 0)) for name in stage.streams),
-        participation=stage.facts.participation,
-        same_silos=stage.facts.same_silos,
-        wanted=ground.wanted(config),
-        average=min(config.algorithm.average or 1, stage.facts.rounds),
-    )
-    seed = config.run.seed
-    x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
-    if ground.metrics:
-        jax.eval_shape(partial(measured, problem, plan.algorithm), x0)  # a metric that cannot be computed is found here
-    algorithm = algorithm if ground.whitening is None else ground.whitening.algorithm(algorithm)
-    setting = Setting(algorithm, stage.noised, jax.random.key(seed), x0)
-    vouched = {**(bounds or {}), **vouched_bounds(stage, objective, ground.records)}
-    return Prepared(ground, plan, problem, setting, vouched, before)
+from silodp.stages.figures import held_out_figures
 
 
 def train(
@@ -343,14 +174,15 @@ def run_simulation(
 
         carry = simulate(problem, setting, carry, compiled, on_chunk, most=1 if history.one_by_one else ROWS)
     timing = {"compile_seconds": compiled.seconds, "run_seconds": spent}
-    return finish(prepared, directory, history.rows, carry.output, carry.drawn, carry.ends.accounts, timing)
+    table, account = evaluated(prepared, carry.output, carry.ends.accounts)
+    return finish(prepared, directory, history.rows, carry.output, carry.drawn, account, timing, table)
 
 
 def run_messages(
     prepared: Prepared, directory: RunDirectory, progress: Progress, on_round: OnRound | None = None
 ) -> Run:
     """The same run with every silo in its own process; seeded only when the config asks for a test."""
-    ground, plan, problem, x0 = prepared.ground, prepared.plan, prepared.problem, prepared.setting.x0
+    ground, plan, problem, x0 = prepared.unmapped, prepared.plan, prepared.problem, prepared.setting.x0
     seed = plan.config.run.seed if plan.config.run.test_seed else None
     history = History(directory, trajectory=plan.config.run.trajectory, on_round=on_round)
     began = time.perf_counter()
@@ -364,9 +196,11 @@ def run_messages(
         if kept is not None:
             fed.heard = kept.add
             ending.callback(kept.save)  # however the run ends
-        moment = fed.whiten()
-        if moment is not None:
-            prepared = assembled(ground.whitened(plan.whitening(moment)), plan, prepared.bounds)
+        for name in plan.before:
+            released = fed.stage(jnp.zeros(0))
+            fed.leave(released)
+            ground = ground.mapped(plan.derived(name, released))
+        prepared = assembled(ground, plan, prepared.bounds) if plan.before else prepared
         algorithm, numbers = prepared.setting.algorithm, measurement(prepared)
         before = algorithm.init(x0)
         drawn = output = algorithm.result(before)
@@ -382,9 +216,13 @@ def run_messages(
                 if kept is not None:
                     kept.save()
                 history.tell(output)
+        table = None
+        if plan.evaluation is not None:
+            fed.leave()
+            table = fed.stage(output)
         account = fed.final_accounts()
     timing = {"run_seconds": time.perf_counter() - began}
-    return finish(prepared, directory, history.rows, output, drawn, account, timing)
+    return finish(prepared, directory, history.rows, output, drawn, account, timing, table)
 
 
 def measurement(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
@@ -400,6 +238,7 @@ def finish(
     drawn: jax.Array,
     account: Account,
     timing: dict[str, float],
+    table: Vector | None = None,
 ) -> Run:
     """Settle the account first: a run that released more than planned gets no model and no certificate."""
     config, objective = prepared.config, prepared.ground.objective
@@ -409,11 +248,12 @@ def finish(
         directory.write_json("certificate.json", statement)
         directory.write_text("certificate.txt", as_text(statement))
     params, drawn_params = objective.unravel(last), objective.unravel(drawn)
-    whitening = prepared.ground.whitening
-    directory.save_model(params, drawn_params, None if whitening is None else whitening.matrix)
+    maps = {name: array for made in prepared.ground.maps for name, array in made.arrays.items()}
+    directory.save_model(params, drawn_params, maps)
     if config.run.trajectory:
         directory.save_trajectory(objective.parameters)
-    summary = summary_of(prepared, statement, history[-1], measurement(prepared)(drawn), timing)
+    told = None if table is None else held_out_figures(prepared.plan, table)
+    summary = summary_of(prepared, statement, history[-1], measurement(prepared)(drawn), timing, told)
     for ending in config.run.figures:
         run_figure(directory.path / "figures" / f"history.{ending}", summary, history)
     directory.write_json("summary.json", summary)

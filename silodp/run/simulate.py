@@ -21,7 +21,7 @@ from silodp.channels import Channel
 from silodp.core import SETTINGS, Algorithm, Door, averaged
 from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
-from silodp.releases import Vector
+from silodp.releases import Account, Vector
 from silodp.run.federation import Ends, Silos, SimulatedFederation, opening
 from silodp.run.measure import Wanted, measure
 
@@ -80,21 +80,27 @@ def start(problem: Problem, setting: Setting) -> Carry:
 
 
 def one_round(problem: Problem, setting: Setting, carry: Carry) -> Carry:
+    algorithm = setting.algorithm
+    state, ends = asked_once(problem, setting, carry.round, carry.state, carry.ends)
+    drawn = shown(algorithm, carry.state, state, carry.drawn, carry.round == drawn_round(setting.key, problem.rounds))
+    output = averaged(carry.output, algorithm.result(state), carry.round + 1, problem.rounds, problem.average)
+    return Carry(carry.round + 1, state, ends, drawn, output)
+
+
+def asked_once(problem: Problem, setting: Setting, round: Any, state: PyTree, ends: Ends) -> tuple[PyTree, Ends]:
+    """What an algorithm and both ends are after one round."""
     fed = SimulatedFederation(
         problem.objective,
         setting.channel,
         problem.silos,
         problem.participation,
         setting.key,
-        carry.round,
-        carry.ends,
+        round,
+        ends,
         problem.same_silos,
     )
-    algorithm = setting.algorithm
-    state = algorithm.round(carry.state, Door(fed, algorithm, problem.objective.parameters))
-    drawn = shown(algorithm, carry.state, state, carry.drawn, carry.round == drawn_round(setting.key, problem.rounds))
-    output = averaged(carry.output, algorithm.result(state), carry.round + 1, problem.rounds, problem.average)
-    return Carry(carry.round + 1, state, fed.ends, drawn, output)
+    state = setting.algorithm.round(state, Door(fed, setting.algorithm, problem.objective.parameters))
+    return state, fed.ends
 
 
 def shown(algorithm: Algorithm, before: Any, after: Any, drawn: Vector, chosen: Any) -> Vector:
@@ -105,9 +111,12 @@ def shown(algorithm: Algorithm, before: Any, after: Any, drawn: Vector, chosen: 
 
 
 @eqx.filter_jit
-def only_round(problem: Problem, setting: Setting) -> Carry:
-    """Of a stage that asks once."""
-    return one_round(problem, setting, start(problem, setting))
+def whole_stage(problem: Problem, setting: Setting) -> tuple[Vector, Account]:
+    """All rounds of a stage beside training: what it released, and what was counted."""
+    begun = start(problem, setting)
+    step = lambda round, packed: asked_once(problem, setting, jnp.int32(round), *packed)
+    state, ends = jax.lax.fori_loop(0, problem.rounds, step, (begun.state, begun.ends))
+    return state.x, ends.accounts
 
 
 def drawn_round(key: Key[Array, ""], rounds: int) -> Int[Array, ""]:

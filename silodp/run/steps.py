@@ -29,8 +29,8 @@ from silodp.errors import ConfigError
 from silodp.models import Model
 from silodp.plan.objects import as_config
 from silodp.run.history import rows_of
+from silodp.run.prepare import Ground, Prepared, prepared_on
 from silodp.run.progress import Progress, Update, silent
-from silodp.run.runner import Ground, Prepared, prepared_on
 from silodp.run.simulate import Compiled, begin, compile_run
 from silodp.run.sweep import with_values
 

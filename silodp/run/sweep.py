@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from silodp.config import Config
@@ -27,15 +28,21 @@ from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account
 from silodp.run.directory import RunDirectory, versions
+from silodp.run.evaluation import evaluated
 from silodp.run.group import Group, Ran
 from silodp.run.measure import Metric
+from silodp.run.prepare import Ground, Prepared, prepared_on
 from silodp.run.progress import Progress, silent
-from silodp.run.runner import Ground, Prepared, prepared_on, source_name
+from silodp.run.runner import source_name
+from silodp.stages.figures import held_out_figures
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from silodp.run.selection import Chosen
+
 SWEPT = ("algorithm", "privacy", "run")
+HELD_OUT = "held_out_"  # begins a column of what is released about held-out records
 Value = float | bool | str
 
 
@@ -49,10 +56,16 @@ class Outcome:
     epsilon: float | None
     x: np.ndarray
     spent: list[list[Spent]] | None = None
+    held_out: dict[str, Any] | None = None  # what was released about held-out records
 
 
 class Sweep(list[Outcome]):
-    """The outcomes of a sweep, in the order of its grid."""
+    """The outcomes of a sweep, in the order of its grid; of a private selection the winner alone.
+
+    selection: of a private selection its price, its certificate and its parameters.
+    """
+
+    selection: Chosen | None = None
 
     def to_pandas(self, *, histories: bool = False) -> pd.DataFrame:
         """A row for each setting: its values, its epsilon, its last measurements; or all of them, row by row."""
@@ -105,6 +118,8 @@ def sweep(
     Args:
         config, data, model, progress, metrics: as for `train`.
         grid: the values to combine, by section.key (or `sweep.grid` in the config).
+        private_trials: mean number of trials of a private selection by `select`, a held-out or test column: the best
+            of a random number of trials is all that is returned, with its price in `selection`.
         algorithm, channel, epsilon, ...: as for `train`.
 
     Returns:
@@ -123,7 +138,23 @@ def sweep(
         [{'algorithm.step_size': 0.1}, {'algorithm.step_size': 1.0}]
     """
     base, loaded, made = asked(config, data, model, objects)
+    if base.sweep.private_trials is not None:
+        return selected(base, loaded, made, metrics)
     return Sweep(run_points(base, grid_of(base), loaded, made, progress, metrics))
+
+
+def selected(
+    base: Config, data: FederatedData | None, model: Model | None, metrics: Mapping[str, Metric] | None
+) -> Sweep:
+    """The winner of a private selection."""
+    from silodp.run.selection import select_privately
+
+    if metrics:
+        raise ConfigError("metrics: a private selection shows what it releases, and nothing else; leave them out")
+    chosen = select_privately(base, data=data, model=model)
+    found = Sweep([chosen.outcome])
+    found.selection = chosen
+    return found
 
 
 def run_points(
@@ -178,12 +209,21 @@ def run_configs(
 def settled(
     member: Prepared, history: list[dict[str, float]], x: np.ndarray, account: Account, *, whole: bool
 ) -> Outcome:
-    if not member.plan.private or not whole:
+    if not whole:
         return Outcome(member, {}, history, None, x)
+    table, account = evaluated(member, jnp.asarray(x), account)
+    held_out = None if table is None else held_out_figures(member.plan, table)
+    history[-1] |= {HELD_OUT + name: told["value"] for name, told in overall(held_out).items()}
+    if not member.plan.private:
+        return Outcome(member, {}, history, None, x, held_out=held_out)
     spent = member.settled(account)
     alike = {(tuple(own), size): i for i, (own, size) in enumerate(zip(spent, member.plan.facts.sizes, strict=True))}
     worst = max(member.plan.cost(i, own) for (own, _), i in alike.items())
-    return Outcome(member, {}, history, worst, x, spent)
+    return Outcome(member, {}, history, worst, x, spent, held_out)
+
+
+def overall(held_out: dict[str, Any] | None) -> dict[str, Any]:
+    return {name: told for name, told in (held_out or {}).items() if isinstance(told, dict)}
 
 
 def stopped(member: Prepared, stop: int | None) -> Prepared:
@@ -221,17 +261,18 @@ def run_group(members: Sequence[Prepared], progress: Progress, together: int) ->
 
 
 def check_measured(column: str, measured: Sequence[str]) -> None:
-    if column not in measured:
+    if column not in measured and not column.startswith(HELD_OUT):  # these come at the end
         raise ConfigError(f"sweep.select = {column!r}: not measured; measured: {', '.join(measured)}")
 
 
 def best_of(outcomes: Sequence[Outcome], column: str) -> int:
-    """The setting with the best last value of a column: largest for accuracy, smallest otherwise."""
-    check_measured(column, list(outcomes[0].history[-1]))
+    """The setting with the best last value of a column: largest for accuracy and the like, smallest otherwise."""
+    if column not in outcomes[0].history[-1]:
+        raise ConfigError(f"sweep.select = {column!r}: not measured; measured: {', '.join(outcomes[0].history[-1])}")
     last = np.array([outcome.history[-1][column] for outcome in outcomes])
     if not np.isfinite(last).any():
         raise ConfigError(f"sweep.select = {column!r}: every setting diverged; lower algorithm.step_size")
-    return int(np.nanargmax(last)) if "accuracy" in column else int(np.nanargmin(last))
+    return int(np.nanargmax(last)) if column.endswith(("accuracy", "auc", "r2")) else int(np.nanargmin(last))
 
 
 def save_sweep(config: Config, outcomes: Sequence[Outcome], data: str, out: Path | str | None) -> RunDirectory:

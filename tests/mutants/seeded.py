@@ -674,7 +674,7 @@ MUTANTS = [
     ),
     Mutant(
         "trials-share-noise", "silodp/run/selection.py",
-        "float(base.run.seed + 1 + k)", "float(base.run.seed)",
+        '{"run.seed": float(seed)}', '{"run.seed": float(base.run.seed)}',
         "two trials of one setting have the same noise",
         "tests/test_fresh_coins.py::test_trials_of_a_selection_have_seeds_of_their_own",
     ),
@@ -824,10 +824,28 @@ MUTANTS = [
         "tests/test_audit.py::test_the_first_stage_is_audited",
     ),
     Mutant(
+        "held-out-trained-on", "silodp/stages/held_out.py",
+        "return np.flatnonzero(~mark), ", "return np.arange(size), ",
+        "held-out records are trained on too, and each part has the whole budget",
+        "tests/test_stages.py::test_a_record_is_trained_on_or_held_out_and_never_both",
+    ),
+    Mutant(
+        "stages-cost-nothing-together", "silodp/plan/parts.py",
+        "kind.algorithm(config, seen), seen))", "kind.algorithm(config, seen), seen, held_out=True))",
+        "a stage before training is accounted as if it asked about other records",
+        "tests/test_stages.py::test_each_part_of_the_records_has_the_whole_budget_and_no_more[untrusted]",
+    ),
+    Mutant(
+        "price-of-one-part", "silodp/run/selection.py",
+        "return max(mixed_selection_epsilon(", "return min(mixed_selection_epsilon(",
+        "a selection's price is that of the records that pay less",
+        "tests/test_selection.py::test_a_selection_on_held_out_records_ends_with_a_model_a_certificate_and_its_price",
+    ),
+    Mutant(
         "stage-ended-unasked", "silodp/deploy/silo.py",
-        "if not self.answered:", "if self.answered is None:",
+        "if name in self.whole.before and not self.answered:", "if self.answered is None:",
         "the server ends the first stage before the silo was asked",
-        "tests/test_whiten.py::test_a_silo_whitens_once_and_only_by_what_is_a_moment",
+        "tests/test_whiten.py::test_a_silo_goes_through_its_stages_once_and_in_order",
     ),
     Mutant(
         "means-not-secret", "silodp/flow.py",

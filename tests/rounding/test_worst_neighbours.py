@@ -25,7 +25,7 @@ from silodp.objective import build_objective
 from silodp.prox import NoProx
 from silodp.randomness import SeededRandomness
 from silodp.releases import Account
-from silodp.run.runner import prepare
+from silodp.run.prepare import prepare
 from silodp.sampling import Recomputed, TwoLevel
 from tests.cases import case
 

@@ -1,0 +1,139 @@
+"""The kinds of stages beside training, in the order in which a run goes through them.
+
+A stage is an algorithm with streams, and what the parties derive from its release: a map of the features for all that
+follows, or figures about the model. Plan, simulation and message mode know no stage by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from silodp.core import Algorithm
+from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.releases import Vector
+from silodp.stages import whiten
+from silodp.stages.evaluate import Metrics
+from silodp.stages.maps import Map
+from silodp.stages.scale import Ranges, scaling_of
+
+if TYPE_CHECKING:
+    from silodp.config import Config
+    from silodp.plan.plan import Plan
+
+
+class Kind:
+    """A stage before training. `share`: its part of mu^2, None where a config does not ask for it."""
+
+    name: ClassVar[str]
+
+    def share(self, config: Config) -> float | None:
+        raise NotImplementedError
+
+    def algorithm(self, config: Config, facts: Facts) -> Algorithm:
+        """What is asked of records as earlier stages leave them."""
+        raise NotImplementedError
+
+    def leaves(self, facts: Facts) -> Facts:
+        """The facts with what a record is afterwards."""
+        return facts
+
+    def derived(self, plan: Plan, released: Vector) -> Map:
+        """What every party makes of the release, with the plan of this stage."""
+        raise NotImplementedError
+
+
+class Scale(Kind):
+    name = "scale"
+
+    def share(self, config: Config) -> float | None:
+        return None if config.scale is None else config.scale.share
+
+    def algorithm(self, config: Config, facts: Facts) -> Ranges:
+        assert config.scale is not None
+        count = features_of(facts, self.name)
+        columns = range(count) if config.scale.columns is None else config.scale.columns
+        beyond = [column for column in columns if not 0 <= column < count]
+        if beyond and facts.record is not None:
+            raise ConfigError(f"scale.columns: {beyond[0]} is none of the {count} features, which count from 0")
+        return Ranges.of(columns)
+
+    def derived(self, plan: Plan, released: Vector) -> Map:
+        asked = plan.algorithm
+        assert isinstance(asked, Ranges)
+        return scaling_of(released, asked.columns, features_of(plan.facts, self.name))
+
+
+class Centre(Kind):
+    name = "centre"
+
+    def share(self, config: Config) -> float | None:
+        return None if config.whiten is None else config.whiten.centre or None
+
+    def algorithm(self, config: Config, facts: Facts) -> whiten.Centre:
+        assert config.whiten is not None
+        return whiten.Centre.of(config.whiten.clip, features_of(facts, "whiten"), config.whiten.scale)
+
+    def derived(self, plan: Plan, released: Vector) -> Map:
+        asked = plan.algorithm
+        assert isinstance(asked, whiten.Centre)
+        return whiten.shift_of(released, plan.std_of_average(whiten.CENTRE) * float(asked.clip), float(asked.scale))
+
+
+class Whiten(Kind):
+    name = "whiten"
+
+    def share(self, config: Config) -> float | None:
+        return None if config.whiten is None else config.whiten.share
+
+    def algorithm(self, config: Config, facts: Facts) -> whiten.Moment:
+        assert config.whiten is not None
+        return whiten.Moment.of(config.whiten.clip, features_of(facts, self.name) + 1, config.whiten.scale)
+
+    def leaves(self, facts: Facts) -> Facts:
+        assert facts.record is not None
+        return replace(facts, record=(f"float32[{features_of(facts, self.name) + 1}]", facts.record[1]))
+
+    def derived(self, plan: Plan, released: Vector) -> Map:
+        asked = plan.algorithm
+        assert isinstance(asked, whiten.Moment)
+        std = plan.std_of_average(whiten.MOMENT) * float(asked.clip) ** 2
+        return whiten.whitening_of(released, std, float(asked.scale))
+
+
+def features_of(facts: Facts, section: str) -> int:
+    """How many features a record has; 1 where no data is known yet, and nothing but an account can be asked."""
+    if facts.record is None:
+        return 1
+    if len(facts.input_shape) != 1:
+        raise ConfigError(f"{section}: features of shape {facts.input_shape}; it needs a table (flatten them)")
+    return facts.input_shape[0]
+
+
+BEFORE: tuple[Kind, ...] = (Scale(), Centre(), Whiten())
+
+
+def before(config: Config) -> list[tuple[Kind, float]]:
+    """The stages that a config asks for before its training, each with its share of mu^2."""
+    asked = [(kind, kind.share(config)) for kind in BEFORE]
+    return [(kind, share) for kind, share in asked if share is not None]
+
+
+def kind_of(name: str) -> Kind:
+    return next(kind for kind in BEFORE if kind.name == name)
+
+
+def leaves_of(config: Config, facts: Facts) -> Facts:
+    """The facts with what a record is where the model sees it."""
+    if facts.record is None:
+        return facts
+    for kind, _ in before(config):
+        facts = kind.leaves(facts)
+    return facts
+
+
+def metrics_of(config: Config, facts: Facts) -> Metrics:
+    assert config.evaluate is not None
+    classes = facts.outputs if facts.task == "classification" else 1
+    return Metrics.of(config.evaluate.loss_bound, facts.silos, classes)

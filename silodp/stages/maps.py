@@ -1,0 +1,110 @@
+"""What all parties make of a stage's release: a public map of the features that everything later is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from silodp.core import Algorithm
+
+Features = Float[Array, "... k"]
+
+
+class Map(Protocol):
+    """From a record's features to those that come after the stage. It depends on releases alone."""
+
+    @property
+    def longer(self) -> float:
+        """By how much steps grow on mapped features."""
+        ...
+
+    def features(self, features: Features) -> Features: ...
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What a model's file keeps of the map: its parameters are of no use without it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Features with their private centre moved to zero."""
+
+    centre: Float[np.ndarray, " k"]
+    longer: float = 1.0
+
+    def features(self, features: Features) -> Features:
+        return features - jnp.asarray(self.centre)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"centre": self.centre}
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """The linear map to whitened features, and how many directions of them carry signal."""
+
+    matrix: Float[np.ndarray, "k k"]  # of (features, 1)
+    directions: float
+
+    @property
+    def longer(self) -> float:
+        """Steps are in units of what the loss allows: its curvature is that of one direction in `directions`."""
+        return self.directions
+
+    def features(self, features: Features) -> Features:
+        matrix = jnp.asarray(self.matrix)
+        return features @ matrix[:, :-1].T + matrix[:, -1]
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"whitening": self.matrix}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """(x - centre) / scale, clipped: of the columns that had no public range; others have 0, 1 and no limit."""
+
+    centre: Float[np.ndarray, " k"]
+    scale: Float[np.ndarray, " k"]
+    limit: Float[np.ndarray, " k"]
+    longer: float = 1.0
+
+    def features(self, features: Features) -> Features:
+        centre, scale, limit = map(jnp.asarray, (self.centre, self.scale, self.limit))
+        return jnp.clip((features - centre) / scale, -limit, limit)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"scaling": np.stack([self.centre, self.scale, self.limit])}
+
+
+def mapped(maps: Iterable[Map], features: Features) -> Features:
+    for each in maps:
+        features = each.features(features)
+    return features
+
+
+def mapped_records(each: Map, records: PyTree) -> PyTree:
+    return jax.jit(each.features)(records[0]), records[1]
+
+
+def with_steps(maps: Iterable[Map], algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the steps that mapped features ask for."""
+    for each in maps:
+        if each.longer != 1:
+            algorithm = eqx.tree_at(lambda a: a.step_size, algorithm, algorithm.step_size * jnp.float32(each.longer))
+    return algorithm
+
+
+def sound(each: Map) -> bool:
+    """Whether it maps numbers to numbers: what a silo is told may have been made to do something else."""
+    return not any(np.isnan(array).any() or (np.isinf(array) & (array < 0)).any() for array in each.arrays.values())

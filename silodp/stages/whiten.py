@@ -1,0 +1,142 @@
+"""Features centred and whitened by their private mean and second moment: two stages before the training.
+
+    m = private mean of scale * features, |scale * features| <= clip; moved towards 0 by what its noise is worth
+    A = private mean of a a^T,  a = (scale * (features - m), 1), |a| <= clip
+    P = (A + ridge)^(-1/2),     ridge: the size of the noise in A; eigenvalues that noise alone could have made are
+                                replaced by their mean
+    every silo replaces its features by P a / sqrt(d_eff),  d_eff = sum of eigenvalues a / (a + ridge)
+
+Whitened features have length about 1 and no direction that matters more than another, so that one step size suits all.
+The map depends on the releases alone: whatever is trained on mapped records is as private as it is on others.
+
+Formal guarantee: one release `centre` over all records, of sensitivity (2 + rounding) * clip / n, and one release
+`moment`, of sensitivity (sqrt(2) + rounding) * clip^2 / n: two matrices a a^T are never further apart than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from silodp.core import Algorithm, Federation, Silo
+from silodp.facts import Stream
+from silodp.prox import build_prox
+from silodp.releases import Answer, Vector, unpacked
+from silodp.sampling import Full
+from silodp.stages.maps import Shift, Whitening
+
+CENTRE, MOMENT = "centre", "moment"
+SMALLEST_RIDGE = 1e-5  # of the mean eigenvalue, where there is no noise
+
+
+class State(eqx.Module):
+    x: Vector
+
+
+class Centre(Algorithm):
+    """One round: the mean of the scaled features."""
+
+    queries: ClassVar = {"centre": ()}
+
+    clip: Any  # of a record's scaled features
+    scale: Any
+    features: int = eqx.field(static=True)
+
+    @staticmethod
+    def of(clip: float, features: int, scale: float | None) -> Centre:
+        """`scale`: makes features about 1 long; left out, that of standardised ones."""
+        return Centre(jnp.float32(1.0), build_prox("none"), jnp.float32(clip), scale_of(features, scale), features)
+
+    @property
+    def size(self) -> int:
+        return self.features
+
+    def init(self, x0: Vector) -> State:
+        return State(jnp.zeros(self.size))
+
+    def round(self, state: State, fed: Federation) -> State:
+        return State(fed.mean(self.centre))
+
+    def centre(self, silo: Silo) -> Answer:
+        return silo.statistic(lambda record: record[0] * self.scale, self.clip, CENTRE)
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        return [Stream(CENTRE, len(rounds), Full(), dimension=self.size)]
+
+
+class Moment(Algorithm):
+    """One round: the second moment of the scaled features, with a constant beside them."""
+
+    queries: ClassVar = {"moment": ()}
+
+    clip: Any  # of a record's features, the constant included
+    scale: Any
+    features: int = eqx.field(static=True)  # with the constant
+
+    @staticmethod
+    def of(clip: float, features: int, scale: float | None) -> Moment:
+        scale_ = scale_of(features - 1, scale)
+        return Moment(jnp.float32(1.0), build_prox("none"), jnp.float32(clip), scale_, features)
+
+    @property
+    def size(self) -> int:
+        return self.features * (self.features + 1) // 2
+
+    def init(self, x0: Vector) -> State:
+        return State(jnp.zeros(self.size))
+
+    def round(self, state: State, fed: Federation) -> State:
+        return State(fed.mean(self.moment))
+
+    def moment(self, silo: Silo) -> Answer:
+        return silo.squares(lambda record: jnp.append(record[0] * self.scale, 1.0), self.clip**2, MOMENT)
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        return [Stream(MOMENT, len(rounds), Full(), dimension=self.size, squares=True)]
+
+
+def scale_of(features: int, given: float | None) -> Any:
+    return jnp.float32(given or 1 / math.sqrt(max(1, features)))
+
+
+def shift_of(mean: Vector, std: float, scale: float) -> Shift:
+    """From a released mean and the std of the noise in each of its numbers.
+
+    A mean that is no longer than its noise says nothing: the more noise, the nearer the centre stays to 0
+    (James, Stein 1961).
+    """
+    told = np.asarray(mean, np.float64)
+    length = float(told @ told)
+    worth = max(0.0, 1 - told.size * std**2 / length) if length > 0 else 0.0
+    return Shift((worth * told / scale).astype(np.float32))
+
+
+def whitening_of(moment: Vector, std: float, scale: float) -> Whitening:
+    """From a released moment, the std of the noise in each of its numbers, and the scale of its features."""
+    matrix = np.asarray(unpacked(moment), np.float64)
+    values, vectors = np.linalg.eigh(matrix)
+    noise = math.sqrt(2 * len(values)) * std  # the noise alone has eigenvalues up to this
+    values = told_from_noise(values, noise)
+    ridge = max(noise, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
+    directions = max(1.0, float(np.sum(values / (values + ridge))))
+    root = (vectors / np.sqrt((values + ridge) * directions)) @ vectors.T
+    root[:, :-1] *= scale
+    return Whitening(root.astype(np.float32), directions)
+
+
+def told_from_noise(values: Float[np.ndarray, " k"], noise: float) -> Float[np.ndarray, " k"]:
+    """Eigenvalues without what noise has added to them; those that it could have made alone get their mean.
+
+    An eigenvalue a of the moment shows as a + noise^2 / (4 a) beside noise of this spectral norm (Benaych-Georges,
+    Nadakuditi 2011).
+    """
+    clear = values > 1.05 * noise
+    grown = (values + np.sqrt(np.maximum(values**2 - noise**2, 0))) / 2
+    left = max(0.0, float(values.sum() - grown[clear].sum()))
+    return np.where(clear, grown, left / max(1, int((~clear).sum())))
