@@ -111,12 +111,12 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
 
 
 def print_selection(chosen: Any, directory: Path) -> None:
-    values = ", ".join(f"{key} = {value:g}" for key, value in chosen.outcome.values.items())
+    values = ", ".join(f"{key} = {value}" for key, value in chosen.outcome.values.items())
     column = chosen.column
     console.print(f"chosen: {values}; {column} {chosen.outcome.history[-1][column]:.6g}", markup=False)
     console.print(
         f"epsilon of one run {rounded_up(chosen.outcome.epsilon)}; of choosing the best of a random number of runs "
-        f"{rounded_up(chosen.epsilon)}, if the test records are public",
+        f"{rounded_up(chosen.epsilon)}" + (", if the test records are public" if column.startswith("test_") else ""),
         markup=False,
     )
     console.print(f"results in {directory}", markup=False)
