@@ -880,4 +880,23 @@ MUTANTS = [
         "a round's local steps are charged as one",
         "tests/test_algorithms.py::test_local_steps_are_declared_one_by_one",
     ),
+    # --- pages: what people are told ---
+    Mutant(
+        "suspicion-rounded-down", "silodp/report/words.py",
+        'return f"{rounded_up(number, 3 if number >= 10 else 2)} %"', 'return f"{int(10 * number) / 10} %"',
+        "a report's odds are better than the guarantee",
+        "tests/test_report.py::test_a_suspicion_grows_as_bayes_says_and_is_rounded_up", quick=True,
+    ),
+    Mutant(
+        "chance-of-more-is-delta", "silodp/report/words.py",
+        "return min((d / -math.expm1(e - epsilon) for e, d in points), default=1.0)", 'return silo["delta"]',
+        "a report takes delta for the chance that a release tells more than epsilon says",
+        "tests/test_report.py::test_the_chance_of_more_is_not_understated",
+    ),
+    Mutant(
+        "report-unescaped", "silodp/report/html.py",
+        "child if isinstance(child, Html) else escape(str(child))", "str(child)",
+        "a silo's name becomes a script of the page",
+        "tests/test_report.py::test_what_a_silo_is_called_cannot_leave_its_cell",
+    ),
 ]  # fmt: skip
