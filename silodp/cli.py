@@ -32,6 +32,7 @@ from silodp.show import (
     console,
     print_account,
     print_algorithm,
+    print_bounds,
     print_findings,
     print_outcomes,
     print_overview,
@@ -277,6 +278,21 @@ def account(
             print(json.dumps(result, indent=2))
         else:
             print_account(result)
+
+
+@app.command()
+def bounds(config: ConfigPath, set: Overrides = None, json_: AsJson = False) -> None:
+    """The papers' upper and lower bounds for the setting of a config, as numbers; needs no data, only sizes."""
+    with refusals():
+        parsed = parse.load_config(config, set)
+        from silodp.plan.account import known_facts
+        from silodp.plan.make import paper_bounds
+
+        rows = paper_bounds(parsed, known_facts(parsed))
+        if json_:
+            print(json.dumps(rows, indent=2))
+        else:
+            print_bounds(rows)
 
 
 @app.command()

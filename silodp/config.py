@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from silodp import registry
 
@@ -231,7 +231,11 @@ class AlgorithmConfig(OpenSection):
         description="fixed: drawn from the public seed beforehand, and only that is charged",
     )
     weights: Literal["equal", "size"] = Field(default="equal", description="weights of silos in the objective")
-    average: int | None = Field(default=None, ge=1, description="the mean of so many last iterates is the result")
+    average: PositiveInt | dict[str, str | float] | None = Field(
+        default=None,
+        description="the mean of so many last iterates is the result; or of all, {kind = 'exponential', decay = 0.99} "
+        "or {kind = 'polynomial', power = 1}",
+    )
     compressor: str | None = Field(default=None, description="identity, rand-k, qsgd, natural, or MODULE:CLASS")
     keep: int | None = Field(default=None, ge=1, description="k of rand-k")
     levels: int | None = Field(default=None, ge=1, description="levels of qsgd")

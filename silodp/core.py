@@ -22,7 +22,7 @@ from silodp.prox import Prox
 from silodp.randomness import Randomness
 from silodp.releases import Account, Answer, Gradients, Public, RecordMean, Release, Scalar, Squares, Statistic, Vector
 from silodp.sampling import Batch, BatchRule, Full
-from silodp.server import Decay, Optimiser
+from silodp.server import Averaging, Decay, Optimiser
 
 if TYPE_CHECKING:
     from silodp.channels.channel import Channel
@@ -422,9 +422,11 @@ def norm(v: Vector) -> Scalar:
     return scale * jnp.sqrt(jnp.sum((v / scale) ** 2))
 
 
-def averaged(output: Vector, x: Vector, done: Any, rounds: int, average: int) -> Vector:
-    """The result after so many rounds: the last iterate, or the mean of the last `average` of them."""
+def averaged(output: Vector, x: Vector, done: Any, rounds: int, average: int | Averaging) -> Vector:
+    """The result after so many rounds: the last iterate, the mean of the last `average` of them, or of all."""
     if average == 1:
         return x
+    if isinstance(average, Averaging):
+        return output + average(done) * (x - output)
     count = done - (rounds - average)  # of iterates in the mean, this one included
     return jnp.where(count > 1, output + (x - output) / jnp.maximum(count, 1), x)

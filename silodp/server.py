@@ -20,6 +20,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from silodp.errors import ConfigError
+
 Vector = Float[Array, " d"]
 
 
@@ -92,7 +94,34 @@ DECAYS: dict[str, dict[str, tuple[float, float, float]]] = {
     "linear": {},
 }
 
+AVERAGES: dict[str, dict[str, tuple[float, float, float]]] = {
+    "exponential": {"decay": (0.0, 1.0, 0.99)},
+    "polynomial": {"power": (0.0, math.inf, 1.0)},
+}
+
 Given = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """A running mean of all iterates x_1, x_2, ...: weights decay^(t-k), or about k^power (Shamir and Zhang 2013)."""
+
+    kind: str
+    number: float
+
+    def __call__(self, done: Any) -> Any:
+        """The part of the newest iterate in the mean of so many."""
+        if self.kind == "exponential":
+            return (1 - self.number) / (1 - self.number ** jnp.float32(done))
+        return (1 + self.number) / (jnp.float32(done) + self.number)
+
+
+def build_average(given: int | Mapping[str, Any] | None, rounds: int) -> int | Averaging:
+    """A number of last iterates, or a table."""
+    if given is None or isinstance(given, int):
+        return min(given or 1, rounds)
+    kind, numbers = read("average", given, AVERAGES)
+    return Averaging(kind, next(iter(numbers.values())))
 
 
 def build_optimiser(given: Given | None) -> Optimiser | None:
@@ -120,12 +149,16 @@ def read(key: str, given: Given, kinds: Mapping[str, Any]) -> tuple[str, dict[st
     table: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
     kind = str(table.pop("kind", ""))
     if kind not in kinds:
-        raise ValueError(f"{key}: {kind!r} is unknown; possible: {', '.join(kinds)}")
+        raise ConfigError(f"algorithm.{key}: {kind!r} is unknown; possible: {', '.join(kinds)}")
     known = kinds[kind]
     for name, value in table.items():
         if name not in known:
-            raise ValueError(f"{key} {kind!r}: {name} is unknown; it takes {', '.join(known) or 'no numbers'}")
+            raise ConfigError(
+                f"algorithm.{key} {kind!r}: {name} is unknown; it takes {', '.join(known) or 'no numbers'}"
+            )
         low, high, _ = known[name]
         if isinstance(value, str) or not low <= value < high:
-            raise ValueError(f"{key} {kind!r}: {name} = {value!r} must be a number from {low:g} to below {high:g}")
+            raise ConfigError(
+                f"algorithm.{key} {kind!r}: {name} = {value!r} must be a number from {low:g} to below {high:g}"
+            )
     return kind, {name: float(table.get(name, default)) for name, (_, _, default) in known.items()}

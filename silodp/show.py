@@ -71,6 +71,17 @@ def print_algorithm(row: dict[str, Any]) -> None:
     told("\n".join(lines))
 
 
+def print_bounds(rows: list[dict[str, Any]]) -> None:
+    """Upper bounds, then lower ones."""
+    table = Table("", "paper", "method", "trust", "of", "value", "formula", box=None)
+    for row in rows:
+        value = f"needs {row['missing']}" if row["value"] is None else f"{row['value']:.3g}"
+        side = "lower" if row["lower"] else "upper"
+        table.add_row(side, row["paper"], row["method"], row["trust"], row["of"], value, row["formula"])
+    console.print(table)
+    told("Constants that O(.) and Omega(.) hide are 1, and so is F(x0) - min F: compare rates, not runs.")
+
+
 def print_summary(summary: dict[str, Any], directory: Path) -> None:
     from silodp.data.types import Note  # here, because it brings pandas and scikit-learn
 

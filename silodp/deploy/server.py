@@ -37,6 +37,7 @@ from silodp.errors import ConfigError, Refused
 from silodp.models import Model
 from silodp.objective import penalised
 from silodp.plan.parts import trained_model
+from silodp.server import build_average
 from silodp.stages.figures import held_out_figures
 from silodp.stages.maps import Map, with_steps
 
@@ -139,7 +140,7 @@ class Driver:
 
     def _rounds(self, fed: MessageFederation, algorithm: Any, state: Any, output: Any) -> Any:
         rounds, config = self.plan.training.facts.rounds, self.plan.config
-        average = min(config.algorithm.average or 1, rounds)
+        average = build_average(config.algorithm.average, rounds)
         carry, first = self._resumed((state, output, fed.accounts, fed.end.memory))
         state, output, fed.accounts, fed.end.memory = carry
         self._status(first, rounds)

@@ -86,13 +86,17 @@ def no_noise_note(plan: Plan) -> dict[str, str]:
 def planned(config: Config, calibration: str | None = None) -> Plan:
     if not config.privacy.private:
         raise ConfigError("privacy.epsilon is missing: give a target (epsilon or gdp), or privacy.multipliers")
-    sizes = sizes_of(config)
-    names = tuple(f"silo {i}" for i in range(len(sizes)))
-    facts = Facts(sizes, names, parameters=config.model.parameters)
+    facts = known_facts(config)
     config = with_delta(config, facts)
     chosen = choose(config, settled_facts(config, facts))
     plan = make_plan(with_placeholders(with_options(config, chosen)), facts, calibration)
     return replace(plan, chosen=chosen)
+
+
+def known_facts(config: Config) -> Facts:
+    """What a config alone tells."""
+    sizes = sizes_of(config)
+    return Facts(sizes, tuple(f"silo {i}" for i in range(len(sizes))), parameters=config.model.parameters)
 
 
 def sizes_of(config: Config) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from silodp.algorithms import find
+from silodp.algorithms.bounds import bounds
 from silodp.algorithms.entry import Entry
 from silodp.algorithms.theory import Choice
 from silodp.channels import Channel
@@ -131,6 +132,16 @@ def choose(config: Config, facts: Facts) -> dict[str, Any]:
         for _ in range(GUESSES):
             step, chosen = chosen.get("step_size", step), chosen_at(chosen.get("step_size", step))
     return chosen
+
+
+def paper_bounds(config: Config, facts: Facts) -> list[dict[str, Any]]:
+    """The papers' bounds for the setting of a config."""
+    config = with_delta(config, facts)
+    entry = find(config.algorithm.name)
+    unasked = lambda stream, options: (0, 1.0)
+    return bounds(
+        Choice(config.algorithm, config.privacy, settled_facts(config, facts), channel_of(config, entry), unasked)
+    )
 
 
 def share_of(

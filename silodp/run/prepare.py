@@ -34,6 +34,7 @@ from silodp.releases import Account, Vector
 from silodp.run.federation import Silos
 from silodp.run.measure import Metric, Wanted, named_metrics
 from silodp.run.simulate import Problem, Setting, measured, whole_stage
+from silodp.server import build_average
 from silodp.stages.held_out import divided
 from silodp.stages.kinds import before
 from silodp.stages.maps import Map, mapped, mapped_records, with_steps
@@ -219,7 +220,7 @@ def assembled(
         participation=stage.facts.participation,
         same_silos=stage.facts.same_silos,
         wanted=ground.wanted(config, stage.facts),
-        average=min(config.algorithm.average or 1, stage.facts.rounds),
+        average=build_average(config.algorithm.average, stage.facts.rounds),
     )
     seed = config.run.seed
     x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]

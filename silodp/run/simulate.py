@@ -24,6 +24,7 @@ from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Account, Vector
 from silodp.run.federation import Ends, Silos, SimulatedFederation, opening
 from silodp.run.measure import Wanted, measure
+from silodp.server import Averaging
 
 ROWS = 64  # history rows that one call of the compiled program can return
 SECONDS_PER_CALL = 1.0  # progress is shown and a checkpoint taken about this often
@@ -41,7 +42,7 @@ class Problem(eqx.Module):
     participation: int | None = eqx.field(static=True, default=None)
     same_silos: int = eqx.field(static=True, default=1)  # rounds through which the same ones answer
     wanted: Wanted | None = eqx.field(static=True, default=None)  # columns beside the usual ones
-    average: int = eqx.field(static=True, default=1)  # last iterates whose mean is the result
+    average: int | Averaging = eqx.field(static=True, default=1)  # last iterates whose mean is the result, or of all
 
 
 class Setting(eqx.Module):

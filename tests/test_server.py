@@ -1,0 +1,126 @@
+"""What a server makes of private estimates: optimisers, shorter steps, averages; and the sums of a prox and a set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from silodp.core import averaged
+from silodp.errors import ConfigError
+from silodp.prox import build_prox, build_sum
+from silodp.run.steps import stays_above
+from silodp.server import Averaging, Optimiser, build_average, build_decay, build_optimiser
+from tests.cases import case
+from tests.test_algorithms import ran
+
+V = [np.array([1.0, -2.0, 0.5]), np.array([0.3, 0.1, -4.0]), np.array([-1.0, 0.0, 2.0])]
+
+
+def directions(optimiser: Optimiser | None) -> list[np.ndarray]:
+    assert optimiser is not None
+    kept, found = optimiser.open(jnp.zeros(3)), []
+    for v in V:
+        direction, kept = optimiser(jnp.asarray(v, jnp.float32), kept)
+        found.append(np.asarray(direction))
+    return found
+
+
+def test_optimisers_do_what_they_are_named_after():
+    m = np.zeros(3)
+    balls, ahead = (
+        directions(build_optimiser({"kind": "heavy-ball", "momentum": 0.8})),
+        directions(build_optimiser({"kind": "nesterov", "momentum": 0.8})),
+    )
+    for v, ball, look in zip(V, balls, ahead, strict=True):
+        m = 0.8 * m + v
+        np.testing.assert_allclose(ball, m, rtol=1e-6)
+        np.testing.assert_allclose(look, 0.8 * m + v, rtol=1e-6)
+    first, second = np.zeros(3), np.zeros(3)
+    for t, (v, found) in enumerate(zip(V, directions(build_optimiser("adam")), strict=True), start=1):
+        first, second = 0.9 * first + 0.1 * v, 0.999 * second + 0.001 * v**2
+        expected = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+        np.testing.assert_allclose(found, expected, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["spider", "soteria-svrg"])
+def test_an_optimiser_changes_the_path_and_not_the_cost(name):
+    """The releases are those of the plan, whatever the server makes of them."""
+    options: dict[str, Any] = {"optimiser": {"kind": "heavy-ball", "momentum": 0.5}, "step_decay": "linear"}
+    (plain, before), (with_one, after) = ran(case(name, "untrusted")), ran(case(name, "untrusted", **options))
+    assert plain.plan.multipliers == with_one.plan.multipliers
+    for stream, tally in before.ends.accounts.tallies.items():
+        np.testing.assert_array_equal(tally.count, after.ends.accounts.tallies[stream].count)
+    assert np.abs(np.asarray(before.state.x - after.state.x)).max() > 1e-3
+
+
+def test_steps_shrink_as_asked():
+    for given, expected in (
+        ("linear", [1.0, 0.75, 0.5]),
+        ({"kind": "polynomial", "power": 1.0}, [1.0, 0.5, 1 / 3]),
+        ({"kind": "exponential", "factor": 0.9}, [1.0, 0.9, 0.81]),
+    ):
+        decay = build_decay(given, 4)
+        assert decay is not None
+        np.testing.assert_allclose([float(decay(t)) for t in range(3)], expected, rtol=1e-6)
+
+
+def test_averages_are_the_weighted_means_they_say():
+    points = [np.array([float(t), 1.0]) for t in (3, 5, 4, 9)]
+    weights = {"exponential": [0.5**3, 0.5**2, 0.5, 1.0], "polynomial": [1.0, 2.0, 3.0, 4.0]}
+    for average in (Averaging("exponential", 0.5), Averaging("polynomial", 1.0)):
+        output = jnp.zeros(2)
+        for t, x in enumerate(points, start=1):
+            output = averaged(output, jnp.asarray(x, jnp.float32), t, 4, average)
+        np.testing.assert_allclose(output, np.average(points, axis=0, weights=weights[average.kind]), rtol=1e-5)
+    assert build_average(7, 5) == 5 and build_average(None, 5) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"optimiser": "sgd"}, "algorithm.optimiser: 'sgd' is unknown"),
+        ({"optimiser": {"kind": "adam", "first": 1.0}}, "algorithm.optimiser 'adam': first = 1.0 must be a number"),
+        ({"step_decay": {"kind": "linear", "power": 1.0}}, "algorithm.step_decay 'linear': power is unknown"),
+        ({"average": {"kind": "median"}}, "algorithm.average: 'median' is unknown"),
+        ({"prox": [{"kind": "l1", "strength": 0.1}]}, "algorithm.prox: ['l1']: a sum has one penalty and one set"),
+    ],
+)
+def test_mistakes_are_named(options, said):
+    with pytest.raises(ConfigError) as caught:
+        ran(case("dp-gd", "untrusted", **options))
+    assert str(caught.value).startswith(said)
+
+
+SUMS = [
+    [{"kind": "l1", "strength": 0.3}, {"kind": "box", "low": -0.2, "high": 0.5}],
+    [{"kind": "ball", "radius": 0.6}, {"kind": "elastic-net", "l1": 0.2, "l2": 0.4}],
+    [{"kind": "elastic-net", "l1": 0.2, "l2": 0.4}, {"kind": "simplex", "scale": 1.0}],
+    [{"kind": "group-lasso", "strength": 0.2, "size": 2}, {"kind": "ball", "radius": 0.6}],
+]
+
+
+@pytest.mark.parametrize("parts", SUMS)
+def test_the_operator_of_a_sum_is_the_minimum_of_the_sum(parts):
+    prox, y, step = build_sum(parts), jax.random.normal(jax.random.key(3), (5,)), 0.7
+    value = jax.jit(jax.vmap(lambda u: step * prox.penalty(u) + jnp.sum((u - y) ** 2) / 2))
+    best = prox(y, step)
+    noise = jax.random.normal(jax.random.key(4), (4000, 5)) * jnp.geomspace(1e-3, 1.0, 4000)[:, None]
+    others = jax.vmap(prox.feasible)(best + noise)
+    assert float(value(best[None])[0]) <= float(jnp.min(value(others))) + 1e-6
+
+
+def test_group_lasso_shrinks_groups_and_drops_small_ones():
+    found = np.asarray(build_prox("group-lasso", strength=1.0, size=2)(jnp.array([3.0, 4.0, 0.3, 0.4, 2.0]), 1.0))
+    np.testing.assert_allclose(found, [2.4, 3.2, 0.0, 0.0, 1.0], rtol=1e-6)
+
+
+def test_diff2s_step_size_rule_counts_against_the_minimum():
+    slowly = [1.0, 1.04, 1.08, 1.12, 1.16, 1.2, 1.24]  # never 5 percent above the value before
+    assert stays_above(slowly, 5, 1.05)
+    assert not stays_above(slowly[:6], 5, 1.05)
+    assert not stays_above([1.0, 1.2, 1.2, 0.9, 1.2, 1.2, 1.2], 5, 1.05), "a new minimum starts anew"
+    assert stays_above([1.0, float("nan")], 5, 1.05)
