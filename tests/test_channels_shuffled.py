@@ -323,3 +323,11 @@ def test_a_search_that_finds_nothing_says_so(monkeypatch):
     config = parse_config({"model": {"kind": "linear"}, "algorithm": {"name": "gd", "rounds": 12}})
     with pytest.raises(ConfigError, match="rises with every step size"):
         search_step_size(config, data=steep_data(), start=64.0, every=2)
+
+
+@pytest.mark.parametrize("name", ["mb-psgm", "sdp-spider", "dp-sgd"])
+def test_a_batch_is_fixed_size_unless_stated(name):
+    """A shuffler waits for an agreed number of messages, and they are accounted so."""
+    facts = Facts((40, 40), ("a", "b"), parameters=6)
+    plan = make_plan(case(name, "shuffled", batch=8, weights="equal"), facts)
+    assert {type(stream.batch).__name__ for stream in plan.releases(0) if not stream.local} == {"FixedSize"}

@@ -82,6 +82,22 @@ def test_mu2_chooses_its_rounds_only_when_asked_and_chunks_are_less_noisy():
     assert "rounds" not in chosen("mu2", diameter=3.0, theory=None, pl_constant=None)
 
 
+def test_psgm_chooses_a_first_batch_that_meets_the_theorem():
+    """1/(R b0) <= momentum^2 / batch, with b0 no more than a silo has."""
+    found = chosen("mb-psgm", "shuffled", batch=50, rounds=2000, momentum=0.01)
+    assert found["batch_first"] == math.ceil(50 / (2000 * 0.01**2))
+    assert "batch_first" not in chosen("mb-psgm", "shuffled", batch=50, rounds=2000, momentum=0.5)
+    assert chosen("mb-psgm", "shuffled", batch=50, rounds=10, momentum=0.01)["batch_first"] == N
+
+
+def test_bvr_divides_only_the_noisy_part_of_the_step_by_k():
+    """Thm F.4: with next to no noise the step is 1/(2 L) or what zeta and the batch allow, not 1/(2 L K)."""
+    step = chosen(
+        "diff2-bvr-l-sgd", "trusted", epsilon=1e3, local_steps=10, heterogeneity=1e-3, rounds=5, batch_local=1000
+    )["step_size"]
+    assert step == pytest.approx(1 / (2 * 0.8), rel=1e-3)
+
+
 def test_soteria_takes_the_corollaries_numbers():
     omega = 100 / 20 - 1
     tau = (1 + omega) ** 1.5 / math.sqrt(M)

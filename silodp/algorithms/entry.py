@@ -133,7 +133,7 @@ class Entry:
             f.name: PLACEHOLDER
             for f in dataclasses.fields(self.build)
             if not f.metadata.get("static") and f.name not in ("prox", "batch", "optimiser", *self.fixed, *given)
-            and (f.default is dataclasses.MISSING or f.name.startswith("clip"))
+            and (f.default is dataclasses.MISSING or f.name.startswith(("clip", "diameter")))
         }  # fmt: skip
         if self.compression in ("plain", "shifted"):
             missing["compressor"] = "identity"
