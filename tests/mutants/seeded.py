@@ -625,7 +625,7 @@ MUTANTS = [
     ),
     Mutant(
         "statement-of-the-best-silo", "silodp/plan/certificate.py",
-        'worst = max(silo["epsilon"]', 'worst = min(silo["epsilon"]',
+        'context.chosen or max(silo["epsilon"]', 'context.chosen or min(silo["epsilon"]',
         "the statement names the smallest epsilon of all silos",
         "tests/test_certificate.py::test_the_statement_names_the_dearest_silo",
     ),
