@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export SILODP_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: docs demo test test-all mutants lint bench reproduce clean
+.PHONY: docs demo test test-all mutants faults lint bench reproduce clean
 
 # Only what users need; `make test` adds the developers' tools.
 demo: $(USERS)
@@ -27,6 +27,11 @@ test-all: lint
 # What is done is not tried again while no source changes. NAMES="..." tries some.
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants $(NAMES)
+
+# Faults on purpose: guards and servers are killed, disks fail, messages are lost (also part of test-all, a few of test).
+# It may be stopped at any time; the same command goes on.
+faults: $(READY)
+	$(BIN)/python -m tests.faults $(COUNT)
 
 # Every table and figure of the papers, two at a time; what is done is not run again, so it may be stopped at any time.
 reproduce: $(READY)

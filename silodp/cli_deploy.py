@@ -21,6 +21,7 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="write to this fil
 
 silo = typer.Typer(no_args_is_help=True, help="For a hospital: set up this site, tell its facts, run its guard.")
 ledger = typer.Typer(no_args_is_help=True, help="For a hospital: what has been spent on its records, and what is left.")
+federation = typer.Typer(no_args_is_help=True, help="A whole federation on this machine, to look at.")
 server = typer.Typer(no_args_is_help=True, help="For the operator of the server, which never sees a record.")
 
 
@@ -224,6 +225,27 @@ def guard(folder: SiteFolder) -> None:
         serve(folder)
 
 
+@silo.command()
+def join(
+    folder: SiteFolder,
+    kit: Annotated[Path, typer.Option(help="the unpacked kit that the project's admin approved", metavar="KIT")],
+) -> None:
+    """Take this site's kit of the network engine, and forbid it everything but carrying bytes to the guard."""
+    with told():
+        from silodp.deploy.kits import join_site
+
+        print(f"joined: {join_site(folder, kit)}; next: silodp silo relay {folder}")
+
+
+@silo.command()
+def relay(folder: SiteFolder) -> None:
+    """Run this site's relay: it carries bytes between the server and the guard, and reads no records."""
+    with told():
+        from silodp.deploy.kits import relay_process
+
+        relay_process(folder)
+
+
 # --- a ledger ----------------------------------------------------------------------------------------------------
 
 
@@ -284,21 +306,74 @@ def run(
     file: PlanFile,
     approvals: Annotated[list[Path], typer.Argument(help="the sites' approvals", metavar="APPROVAL.json...")],
     out: Annotated[Path, typer.Option(help="the run's folder; the same again goes on where it stopped")],
+    kit: Annotated[Path | None, typer.Option(help="the project admin's kit: run it over the network engine")] = None,
     guards: Annotated[
-        Path, typer.Option(help="a folder with SITE.sock for every site: guards' sockets on this machine")
-    ],
+        Path | None, typer.Option(help="a folder with SITE.sock for every site: guards' sockets on this machine")
+    ] = None,
     patience: Annotated[float, typer.Option(help="seconds that a site may take for an answer")] = 600.0,
 ) -> None:
-    """Run a plan with guards whose sockets are reachable here. The same command resumes a run that was stopped."""
+    """Run a plan to its certificates. The same command goes on with a run that was stopped."""
     with told():
+        if (kit is None) == (guards is None):
+            raise ConfigError("give --kit for a run over the network, or --guards for guards on this machine")
         from silodp.deploy.approval import load
-        from silodp.deploy.listen import sockets
-        from silodp.deploy.server import drive
 
-        document = load(file)
-        rpc = sockets({site: guards / f"{site}.sock" for site in document.sites}, patience)
-        drive(document, loaded(approvals), rpc, out, lambda text: print(text, flush=True))
+        document, say = load(file), lambda text: print(text, flush=True)
+        if kit is not None:
+            from silodp.deploy.kits import run_over
+
+            run_over(kit, document, loaded(approvals), out, patience, say)
+        else:
+            from silodp.deploy.listen import sockets
+            from silodp.deploy.server import drive
+
+            paths = {site: Path(str(guards)) / f"{site}.sock" for site in document.sites}
+            drive(document, loaded(approvals), sockets(paths, patience), out, say)
         print(f"model and certificates in {out}")
+
+
+@server.command()
+def start(kit: Annotated[Path, typer.Argument(help="the server's kit", metavar="KIT")]) -> None:
+    """Run the network engine's server, which sites connect to. It never sees a record."""
+    with told():
+        from silodp.deploy.kits import server_process
+
+        server_process(kit)
+
+
+@federation.command("demo")
+def federation_demo(
+    silos: Annotated[int, typer.Option(help="how many sites")] = 3,
+    out: Annotated[Path, typer.Option(help="a new directory for everything")] = Path("runs/federation"),
+) -> None:
+    """A whole federation on this machine: CA, server, guards and relays as processes of their own, over mutual TLS."""
+    with told():
+        from silodp.deploy.kits import check_engine
+        from silodp.deploy.parade import demo
+
+        check_engine()
+        for line in demo(out, silos, lambda text: print(text, flush=True)):
+            print(line)
+        print(f"model and signed certificates in {out / 'run'}; everything that was started has been stopped")
+
+
+def provision(
+    out: Annotated[Path, typer.Option(help="a new directory for the CA and the kits")],
+    host: Annotated[str, typer.Option(help="the server's DNS name")],
+    site: Annotated[list[str], typer.Option(help="a site's name; may be repeated")],
+    port: Annotated[int, typer.Option(help="the one port that sites connect to")] = 8002,
+) -> None:
+    """For a trial: the CA, the server's kit and all sites' kits. It makes the sites' private keys here, too.
+
+    In earnest every hospital makes its own: docs/deployment.md says how.
+    """
+    with told():
+        from silodp.deploy.kits import check_engine
+        from silodp.deploy.kits import provision as make
+
+        check_engine()
+        for name, kit in make(out, host, port, site).items():
+            print(f"{name}: {kit}")
 
 
 def status(
@@ -321,5 +396,6 @@ def attach(app: typer.Typer) -> None:
     app.add_typer(silo, name="silo")
     app.add_typer(ledger, name="ledger")
     app.add_typer(server, name="server")
-    for command in (approve, revoke, verify, status):
+    app.add_typer(federation, name="federation")
+    for command in (approve, revoke, verify, status, provision):
         app.command()(command)

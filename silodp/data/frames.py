@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,11 @@ else:
     pd = Later("pandas")
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
+# What readers raise about a file that is none of theirs, or lies about its size.
+UNREADABLE = (
+    ValueError, OSError, EOFError, MemoryError, ArithmeticError, LookupError, TypeError, RuntimeError, zlib.error,
+    zipfile.BadZipFile, Warning,
+)  # fmt: skip
 
 
 def read_frame(path: Path | str) -> pd.DataFrame:
@@ -57,7 +64,7 @@ def _parsed(path: Path, **how: object) -> pd.DataFrame:
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             return pd.read_csv(path, index_col=False, skipinitialspace=True, low_memory=False, **how)  # pyright: ignore
-        except (pd.errors.ParserWarning, ValueError, OSError) as fault:
+        except UNREADABLE as fault:
             raise ConfigError(f"{path}: not a readable CSV file ({reason(fault)})") from None
 
 
@@ -80,7 +87,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path)
     except ImportError:
         raise ConfigError(f"{path}: Parquet needs pyarrow; install silodp[parquet]") from None
-    except (ValueError, OSError) as fault:
+    except UNREADABLE as fault:
         raise ConfigError(f"{path}: not a readable Parquet file ({reason(fault)})") from None
 
 
@@ -93,7 +100,7 @@ def parquet_kinds(path: Path) -> dict[str, str]:
         raise ConfigError(f"{path}: Parquet needs pyarrow; install silodp[parquet]") from None
     try:
         fields = pq.read_schema(path)
-    except (ValueError, OSError) as fault:
+    except UNREADABLE as fault:
         raise ConfigError(f"{path}: not a readable Parquet file ({reason(fault)})") from None
     is_number = lambda kind: types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     is_day = lambda kind: types.is_date(kind) or types.is_timestamp(kind)

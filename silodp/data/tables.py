@@ -7,6 +7,7 @@ ValueError that names the file, the column or record (counted from 1) and the re
 from __future__ import annotations
 
 import glob
+import math
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 from jaxtyping import Float32
 
-from silodp.data.frames import header, looks_like_a_record, read_parquet, reason, refuse_twice
+from silodp.data.frames import UNREADABLE, header, looks_like_a_record, read_parquet, reason, refuse_twice
 from silodp.data.kinds import identifies
 from silodp.data.types import Table
 from silodp.later import Later
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = Later("pandas")
+
+LARGEST = 1 << 36  # bytes of a table: a file that unpacks to more lies, or is not for one machine
 
 Single = Union[str, Path, "pd.DataFrame", tuple, Table]
 Source = Single | Sequence[Single] | Mapping[str, Single]
@@ -252,7 +255,7 @@ def _read_csv(path: Path, columns: Columns) -> Table:
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             frame = pd.read_csv(path, index_col=False, skipinitialspace=True, low_memory=False)
-        except (pd.errors.ParserWarning, ValueError, OSError) as fault:
+        except UNREADABLE as fault:
             raise _unreadable(path, "CSV", fault) from None
     if pd.Series(pd.to_numeric(pd.Series(frame.columns), errors="coerce")).notna().all():
         raise ValueError(f"{path}: the first line holds numbers; it has to name the columns")
@@ -268,9 +271,12 @@ def _read_libsvm(path: Path, columns: Columns) -> Table:
 
     try:
         sparse, targets = load_svmlight_file(str(path), zero_based=False)[:2]  # pyright: ignore
-    except (ValueError, OSError) as fault:
+        if 8 * math.prod(sparse.shape) > LARGEST:  # pyright: ignore
+            raise MemoryError
+        features = sparse.toarray()  # pyright: ignore
+    except UNREADABLE as fault:
         raise _unreadable(path, "LIBSVM", fault) from None
-    table = from_arrays(str(path), sparse.toarray(), targets)  # pyright: ignore
+    table = from_arrays(str(path), features, targets)  # pyright: ignore
     return replace(table, open_width=True)
 
 
@@ -292,9 +298,12 @@ def _read_npz(path: Path, columns: Columns) -> Table:
 def load_npz(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; pickled objects are refused."""
     try:
+        with zipfile.ZipFile(path) as members:
+            if sum(member.file_size for member in members.infolist()) > LARGEST:
+                raise MemoryError
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as fault:
+    except UNREADABLE as fault:
         raise _unreadable(path, "npz", fault) from None
 
 

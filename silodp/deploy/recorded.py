@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from silodp.deploy.files import sync_folder
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
 from silodp.randomness import Shape, Step, SystemRandomness
@@ -94,12 +95,3 @@ class Recorded:
 
     def bits(self, purpose: str, shape: Shape, step: Step = 0) -> Array:
         return self._drawn(f"bits {purpose}", lambda: self.system.bits(purpose, shape, step))
-
-
-def sync_folder(folder: Path) -> None:
-    """A new file's name is on the disk as well."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -25,12 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from silodp.core import averaged
 from silodp.deploy.coordinator import MessageFederation, exchange
 from silodp.deploy.document import Document, check_approvals
-from silodp.deploy.recorded import Recorded, sync_folder
+from silodp.deploy.files import private_files, sync_folder, write_whole
+from silodp.deploy.recorded import Recorded
 from silodp.deploy.remote import Echoes, Remote, Rpc
 from silodp.deploy.signing import canonical
 from silodp.errors import ConfigError, Refused
@@ -54,31 +55,16 @@ Say = Callable[[str], None]
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """One server at a time works in a run's folder."""
-    before = os.umask(0o077)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        os.umask(before)
-        raise ConfigError(f"{folder}: another server works in it") from None
-    try:
-        yield
-    finally:
-        os.close(handle)
-        os.umask(before)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """The file is the old one or the new one, whatever happens."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_folder(path.parent)
+    with private_files():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: another server works in it") from None
+        finally:
+            os.close(handle)
 
 
 def drive(
@@ -107,6 +93,11 @@ class Driver:
         done = self.folder / CERTIFICATES
         if done.is_file():
             return json.loads(done.read_text())
+        if not (self.folder / MODEL).is_file():  # guards that have certified a run take no further question of it
+            self._train()
+        return self._certified()
+
+    def _train(self) -> None:
         self._open()
         fed = MessageFederation(self.plan, self.links, None)
         fed.coins, fed.skips = Recorded(self.folder), not self.document.waits
@@ -125,7 +116,8 @@ class Driver:
             fed.leave()
             told = held_out_figures(self.plan, fed.stage(output))
             write_whole(self.folder / HELD_OUT, json.dumps(told, indent=2).encode())
-        return self._finish(np.asarray(output))
+        maps = {name: array for made in self.maps for name, array in made.arrays.items()}
+        write_whole(self.folder / MODEL, save(self.model_tree(np.asarray(output)) | maps))
 
     def _open(self) -> None:
         """Every guard takes the plan; the same words again after a restart."""
@@ -215,9 +207,8 @@ class Driver:
         }
         write_whole(self.folder / STATUS, json.dumps(status).encode())
 
-    def _finish(self, output: np.ndarray) -> list[dict[str, Any]]:
-        maps = {name: array for made in self.maps for name, array in made.arrays.items()}
-        save_file(self.model_tree(output) | maps, self.folder / MODEL)
+    def _certified(self) -> list[dict[str, Any]]:
+        """The run is over: every guard closes it and signs what it was."""
         told = hashlib.sha256((self.folder / MODEL).read_bytes()).hexdigest()
         for link in self.links:
             link.send({"kind": "certificate", "model": told}, {})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from silodp.deploy.files import private_files
 from silodp.deploy.guarding import SOCKET
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.policy import NAME, read_policy
@@ -58,7 +59,7 @@ Description=silodp relay of {site}: carries bytes, reads no records
 After=network-online.target silodp-guard.service
 
 [Service]
-ExecStart=silodp silo relay --kit {folder}/kit
+ExecStart=silodp silo relay {folder}
 User=silodp-relay
 Group=silodp-relay
 NoNewPrivileges=yes
@@ -80,9 +81,9 @@ COMPOSE = """services:
     volumes: ["{folder}:/site", {data}]
   relay:
     image: silodp
-    command: silodp silo relay --kit /kit
+    command: silodp silo relay /site
     user: "{uid}:{uid}"
-    volumes: ["{folder}/kit:/kit", "{folder}/run:/run/silodp"]
+    volumes: ["{folder}/kit:/site/kit", "{folder}/run:/site/run"]
 """
 
 
@@ -100,24 +101,47 @@ def init_site(
         if not file.is_file():
             raise ConfigError(f"{file}: no such file")
     text = Schema.read(schema).to_toml()
-    os.umask(0o077)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    files = toml_literal([str(file.resolve()) for file in data])
-    policy = POLICY.format(site=toml_literal(site), files=files, epsilon=epsilon, total=total, delta=delta)
-    (folder / NAME).write_text(policy, encoding="utf-8")
-    (folder / "schema.toml").write_text(text, encoding="utf-8")
-    key = Key.create(folder / "key")
-    hidden = " ".join(str(file.resolve()) for file in data)
-    place = {"site": site, "folder": folder.resolve(), "hidden": hidden, "uid": os.getuid()}
-    mounted = ", ".join(f'"{file.resolve()}:{file.resolve()}:ro"' for file in data)
-    (folder / "silodp-guard.service").write_text(GUARD_UNIT.format(**place), encoding="utf-8")
-    (folder / "silodp-relay.service").write_text(RELAY_UNIT.format(**place), encoding="utf-8")
-    (folder / "compose.yml").write_text(COMPOSE.format(**place, data=mounted), encoding="utf-8")
+    with private_files():
+        key = made_folder(
+            folder,
+            site,
+            text,
+            data,
+            POLICY.format(
+                site=toml_literal(site),
+                files=toml_literal([str(file.resolve()) for file in data]),
+                epsilon=epsilon,
+                total=total,
+                delta=delta,
+            ),
+        )
     return [
         f"{folder} is the site {site}; read {folder / NAME} and set its limits",
         f"its key, for the other sites: {words(key.public)}",
         f"next: silodp silo facts {folder} -o {site}.facts.json",
     ]
+
+
+def made_folder(folder: Path, site: str, schema: str, data: Sequence[Path], policy: str) -> Key:
+    """Key, policy, schema, and how the two processes of a site are started."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place = {
+        "site": site,
+        "folder": folder.resolve(),
+        "hidden": " ".join(str(file.resolve()) for file in data),
+        "uid": os.getuid(),
+        "data": ", ".join(f'"{file.resolve()}:{file.resolve()}:ro"' for file in data),
+    }
+    texts = {
+        NAME: policy,
+        "schema.toml": schema,
+        "silodp-guard.service": GUARD_UNIT.format(**place),
+        "silodp-relay.service": RELAY_UNIT.format(**place),
+        "compose.yml": COMPOSE.format(**place),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return Key.create(folder / "key")
 
 
 def trust_sites(folder: Path, statements: Sequence[Any], ask: Callable[[str], bool] | None) -> list[str]:
@@ -152,6 +176,11 @@ def checkup(folder: Path) -> list[tuple[bool, str]]:
     found.append((bool(policy.peers), f"{len(policy.peers)} other sites are known by their keys"))
     found.append(_records(folder))
     found += _book(folder)
+    kit = folder / "kit"
+    if kit.is_dir():
+        from silodp.deploy.kits import hardened
+
+        found.append((hardened(kit), f"{kit}: allows the relay and nothing else"))
     unit = folder / "silodp-guard.service"
     found.append((unit.is_file() and "PrivateNetwork=yes" in unit.read_text(), "the guard's unit has no network"))
     found.append(_answers(folder))

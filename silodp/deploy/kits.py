@@ -1,0 +1,239 @@
+"""Kits of NVFlare 2.9: made, hardened and started. A kit holds a party's certificate and what it allows the engine.
+
+The engine's own defaults give a project's admin shipped code, a shell and log streaming at every site. Here a site runs
+one class, ours, from jobs that are JSON only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silodp.deploy.files import write_whole
+from silodp.deploy.guarding import SOCKET
+from silodp.deploy.signing import canonical
+from silodp.errors import ConfigError, Refused
+
+if TYPE_CHECKING:
+    from silodp.deploy.document import Document
+
+PROJECT, ADMIN, SERVER_ORG = "silodp", "admin@silodp.org", "coordinator"
+COORDINATOR, RELAY = "silodp.deploy.flare.Coordinator", "silodp.deploy.flare.Relay"
+NOTHING = {
+    "submit_job": "any", "clone_job": "none", "manage_job": "any", "download_job": "none", "view": "any",
+    "operate": "none", "shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none",
+}  # fmt: skip
+AT_SERVER = {"download_job": "any", "operate": "any"}
+CERTIFICATES = "certificates.json"
+START = 300.0  # seconds until server and sites have found each other
+BUILDERS = """builders:
+  - path: nvflare.lighter.impl.workspace.WorkspaceBuilder
+  - path: nvflare.lighter.impl.static_file.StaticFileBuilder
+    args: {config_folder: config, scheme: grpc}
+  - path: nvflare.lighter.impl.cert.CertBuilder
+  - path: nvflare.lighter.impl.signature.SignatureBuilder
+"""
+
+
+def org_of(site: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in site)
+
+
+def project_file(host: str, port: int, sites: Sequence[str]) -> str:
+    """NVFlare's description of the federation."""
+    server = f"  - {{name: {host}, type: server, org: {SERVER_ORG}, fed_learn_port: {port}, admin_port: {port}}}\n"
+    clients = "".join(f"  - {{name: {site}, type: client, org: {org_of(site)}}}\n" for site in sites)
+    admin = f"  - {{name: {ADMIN}, type: admin, org: {SERVER_ORG}, role: project_admin}}\n"
+    head = f"api_version: 3\nname: {PROJECT}\ndescription: a silodp federation\nparticipants:\n"
+    return head + server + clients + admin + BUILDERS
+
+
+def provision(folder: Path, host: str, port: int, sites: Sequence[str]) -> dict[str, Path]:
+    """CA, and a hardened kit for every party, by its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "project.yml").write_text(project_file(host, port, sites), encoding="utf-8")
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "made"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    made = folder / "made" / PROJECT / "prod_00"
+    if done.returncode or not made.is_dir():
+        raise ConfigError(f"{folder}: nvflare could not make the kits: {done.stderr.strip()[-300:]}")
+    kits = {kit.name: kit for kit in made.iterdir() if kit.is_dir()}
+    harden_server(kits[host])
+    for site in sites:
+        harden_site(kits[site])
+    return kits
+
+
+def harden_site(kit: Path) -> None:
+    """What the engine may do at a site: run our relay. The guard's socket is told by `connect`."""
+    tree = defaults(kit)
+    tree |= {"class_allow_list": [RELAY], "class_list_enforcement_mode": "enforce", "allow_log_streaming": False}
+    tree["components"] = [each for each in tree["components"] if each["id"] != "site_log_streamer"]
+    put(kit / "local" / "resources.json", tree)
+    put_rights(kit, NOTHING)
+
+
+def harden_server(kit: Path) -> None:
+    """Jobs and snapshots stay in the kit: the default is one folder for all servers of a machine."""
+    tree = defaults(kit) | {"class_allow_list": [COORDINATOR], "class_list_enforcement_mode": "enforce"}
+    for each in tree["components"]:
+        if each["id"] == "job_manager":
+            each["args"]["uri_root"] = str((kit / "jobs").resolve())
+    tree["components"] = [each for each in tree["components"] if each["id"] != "log_receiver"]
+    tree["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str((kit / "snapshots").resolve())
+    put(kit / "local" / "resources.json", tree)
+    put_rights(kit, NOTHING | AT_SERVER)
+
+
+def connect(kit: Path, socket: Path) -> None:
+    """Tell a site's relay where its guard listens."""
+    put(kit / "local" / "silodp.json", {"guard": str(socket.resolve())})
+
+
+def defaults(kit: Path) -> dict[str, Any]:
+    file = kit / "local" / "resources.json.default"
+    if not file.is_file():
+        raise ConfigError(f"{kit}: no kit of NVFlare 2.9; it has no local/resources.json.default")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def put_rights(kit: Path, rights: Mapping[str, str]) -> None:
+    put(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": {"project_admin": dict(rights)}})
+
+
+def put(file: Path, tree: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(tree, indent=1), encoding="utf-8")
+
+
+def hardened(kit: Path) -> bool:
+    """Whether a site's kit allows our relay and nothing else."""
+    try:
+        tree = json.loads((kit / "local" / "resources.json").read_text(encoding="utf-8"))
+        rights = json.loads((kit / "local" / "authorization.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    alone = tree.get("class_allow_list") == [RELAY] and tree.get("class_list_enforcement_mode") == "enforce"
+    return alone and not tree.get("allow_log_streaming", True) and rights["permissions"]["project_admin"] == NOTHING
+
+
+def make_job(folder: Path, run: Path, sites: Sequence[str], patience: float) -> None:
+    """A job of JSON files only: no code is in it."""
+    deploy = {"app_server": ["server"], "app_client": list(sites)}
+    meta = {"name": run.name, "resource_spec": {}, "min_clients": len(sites), "mandatory_clients": list(sites)}
+    put(folder / "meta.json", meta | {"deploy_map": deploy})
+    empty = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
+    arguments = {"folder": str(run.resolve()), "patience": patience}
+    server = empty | {"workflows": [{"id": "silodp", "path": COORDINATOR, "args": arguments}]}
+    client = empty | {"executors": [{"tasks": ["silodp"], "executor": {"path": RELAY, "args": {}}}]}
+    put(folder / "app_server" / "config" / "config_fed_server.json", server)
+    put(folder / "app_client" / "config" / "config_fed_client.json", client)
+
+
+def relay_command(kit: Path) -> list[str]:
+    """A site's relay, without the kit's shell scripts."""
+    module = "nvflare.private.fed.app.client.client_train"
+    options = ["secure_train=true", f"uid={kit.name}", f"org={org_of(kit.name)}", "config_folder=config"]
+    return [sys.executable, "-u", "-m", module, "-m", str(kit), "-s", "fed_client.json", "--set", *options]
+
+
+def server_command(kit: Path) -> list[str]:
+    module = "nvflare.private.fed.app.server.server_train"
+    options = ["secure_train=true", f"org={SERVER_ORG}", "config_folder=config"]
+    return [sys.executable, "-u", "-m", module, "-m", str(kit), "-s", "fed_server.json", "--set", *options]
+
+
+def environment() -> dict[str, str]:
+    """Of a process of the engine: few threads, no accelerator."""
+    quiet = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "4", "JAX_PLATFORMS": "cpu"}
+    return os.environ | quiet
+
+
+def check_engine() -> None:
+    """The engine is an extra of its own."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise ConfigError("NVFlare is not installed; pip install 'silodp[deploy]' brings it")
+
+
+def join_site(folder: Path, kit: Path) -> Path:
+    """The kit in the site's folder, hardened, with the way to its guard."""
+    place = folder / "kit"
+    if place.exists():
+        raise ConfigError(f"{place}: this site has joined already")
+    harden_site(kit)
+    connect(kit, folder / SOCKET)
+    place.symlink_to(kit.resolve())
+    return place
+
+
+def relay_process(folder: Path) -> None:
+    """Become the relay; a kit that allows more than it needs is not started."""
+    check_engine()
+    kit = (folder / "kit").resolve()
+    if not hardened(kit):
+        raise ConfigError(f"{kit}: allows more than carrying bytes; silodp silo join sets it right")
+    os.execve(sys.executable, relay_command(kit), environment())
+
+
+def server_process(kit: Path) -> None:
+    check_engine()
+    os.execve(sys.executable, server_command(kit.resolve()), environment())
+
+
+def put_run(run: Path, document: Document, approvals: Sequence[Any]) -> None:
+    """What the coordinator reads; the same again when a run is resumed."""
+    run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_whole(run / "plan.json", canonical(document.tree))
+    write_whole(run / "approvals.json", json.dumps(list(approvals)).encode())
+
+
+def run_over(
+    admin: Path, document: Document, approvals: Sequence[Any], run: Path, patience: float, say: Callable[[str], None]
+) -> None:
+    """A plan over the engine, from the machine that holds the server's run folder."""
+    check_engine()
+    put_run(run, document, approvals)
+    submit(admin, run, document.sites, patience, say)
+
+
+def submit(admin: Path, run: Path, sites: Sequence[str], patience: float, say: Callable[[str], None]) -> None:
+    """Submit the run to the engine, and again when the engine loses it: guards and checkpoint know where it was."""
+    from nvflare.fuel.flare_api.flare_api import new_secure_session  # pyright: ignore[reportMissingImports]
+
+    until = time.monotonic() + START
+    session = retried(lambda: new_secure_session(ADMIN, str(admin), timeout=30), until)
+    try:
+        while len(session.get_system_info().client_info) < len(sites) and time.monotonic() < until:
+            time.sleep(0.3)
+        for attempt in range(3):
+            with tempfile.TemporaryDirectory() as folder:  # submitting signs the job in its place
+                make_job(Path(folder) / run.name, run, sites, patience)
+                name = session.submit_job(str(Path(folder) / run.name))
+            say(f"run submitted{' again' if attempt else ''}")
+            while not str(session.get_job_meta(name).get("status")).startswith("FINISHED"):
+                time.sleep(0.3)
+            if (run / CERTIFICATES).is_file():
+                return
+    finally:
+        session.close()
+    stopped = run / "stopped.txt"
+    raise Refused(stopped.read_text().strip() if stopped.is_file() else "the engine did not finish the run; see logs")
+
+
+def retried(open_session: Callable[[], Any], until: float) -> Any:
+    """The server takes some seconds to listen."""
+    while True:
+        try:
+            return open_session()
+        except Exception:
+            if time.monotonic() > until:
+                raise Refused("the server cannot be reached; see logs") from None
+            time.sleep(0.5)
