@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from silodp import registry
 from silodp.deploy import policy as rules
 from silodp.deploy import signing
 from silodp.deploy.certify import certificate_of
@@ -50,7 +49,6 @@ class Guard:
             raise ConfigError(f"{folder}: another guard works here; two would answer twice") from None
         self.policy, self.key = read_policy(folder), signing.Key.read(folder / KEY)
         self.ledger = open_ledger(folder)
-        registry.close(self.policy.limits.outside)
         self.desk: Desk | None = None
 
     def close(self) -> None:

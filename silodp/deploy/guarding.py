@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from silodp import registry
 from silodp.deploy.guard import Guard
 from silodp.deploy.listen import Listener
 from silodp.errors import ConfigError
@@ -21,6 +22,7 @@ def serve(folder: Path) -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
     os.umask(0o077)
     guard = Guard(folder)
+    registry.close(guard.policy.limits.outside)
     user = os.getuid() if guard.policy.relay_uid is None else guard.policy.relay_uid
     listener = Listener(folder / SOCKET, user, guard.reply, guard.policy.limits.message_bytes)
     signal.signal(signal.SIGTERM, lambda *_: listener.close())
