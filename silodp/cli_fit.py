@@ -45,7 +45,7 @@ def fit(
     silo: Annotated[str | None, typer.Option(help="the column of silos (default: each file is one)")] = None,
     epsilon: Annotated[float, typer.Option(help="of every record of every silo")] = 1.0,
     delta: Annotated[float | None, typer.Option(help="default: min(1e-5, 1/(10 n))")] = None,
-    trust: Annotated[str, typer.Option(help="untrusted, or trusted for a trusted server")] = "untrusted",
+    trust: Annotated[str, typer.Option(help="untrusted, aggregated, or trusted: see docs/trust.md")] = "untrusted",
     out: Annotated[Path | None, typer.Option(help="directory of the model, a new one", metavar="DIR")] = None,
 ) -> None:
     """Train a private model on raw files, in a simulation on this machine, and save it."""

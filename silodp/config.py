@@ -120,7 +120,7 @@ class EvaluateConfig(Section):
 class PrivacyConfig(OpenSection):
     """Who is trusted, and the target. Without epsilon, gdp or multipliers the run is not private."""
 
-    trust: str = Field(default="untrusted", description="trusted, untrusted, shuffled, or MODULE:CLASS")
+    trust: str = Field(default="untrusted", description="trusted, untrusted, aggregated, shuffled, or MODULE:CLASS")
     epsilon: float | None = Field(default=None, gt=0, description="target for every record of every silo")
     delta: float = Field(default=1e-5, gt=0, lt=1, description='far below 1 / records; or "1/n^2", n the largest silo')
     delta_rule: Literal["1/n^2"] | None = Field(default=None, description="how delta follows from the silos' sizes")
@@ -142,6 +142,14 @@ class PrivacyConfig(OpenSection):
         default=None, description="share of mu^2 given to the value stream (0.8 is DIFF2's u = 1.25), or optimal"
     )
     mask_amplification: bool = Field(default=False, description="count rand-k's mask as privacy amplification")
+    colluding: int | None = Field(
+        default=None,
+        ge=0,
+        description="trust aggregated: how many silos may work for the server; half of those of a round when left out",
+    )
+    missing: int | None = Field(
+        default=None, ge=0, description="trust aggregated: how many silos a round may do without (0)"
+    )
 
     @model_validator(mode="before")
     @classmethod

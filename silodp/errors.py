@@ -37,5 +37,9 @@ class Refused(ValueError):
     """Bytes, a message or a request that a party does not accept, or a peer that went away; the text says why."""
 
 
+class Gone(Refused):
+    """A peer that went away."""
+
+
 class SilodpWarning(UserWarning):
     """What is allowed and costs more than it seems to: a weak promise, or a silo that brings more noise than data."""

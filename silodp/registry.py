@@ -68,6 +68,7 @@ OWN: dict[str, dict[str, str]] = {
     "channel": {
         "trusted": "silodp.channels.trusted:Trusted",
         "untrusted": "silodp.channels.untrusted:Untrusted",
+        "aggregated": "silodp.channels.aggregated:Aggregated",
         "shuffled": "silodp.channels.shuffled:Shuffled",
     },
     "compressor": {

@@ -66,6 +66,10 @@ class BatchRule(eqx.Module):
         """How far the mean moves, in clip norms, when one record is replaced."""
         return MOVES / self.divisor(records)
 
+    def longest_over_clip(self) -> float:
+        """How long a released mean can be, in clip norms."""
+        return 1 + SLACK
+
     def check(self, name: str, records: int) -> None:
         """Refuse a silo that is too small for this rule."""
 
@@ -133,6 +137,9 @@ class Poisson(BatchRule):
 
     def sampling(self, records: int) -> kinds.Sampling:
         return kinds.Full() if self.batch == records else kinds.Poisson(self.batch / records)
+
+    def longest_over_clip(self) -> float:
+        return (1 + SLACK) * whole_runs(poisson_capacity(self.batch)) / self.batch
 
     def check(self, name: str, records: int) -> None:
         _check_size(name, self.batch, records, self.key)
@@ -227,6 +234,9 @@ class Cumulative(OnePass):
     def sampling(self, records: int) -> kinds.Sampling:
         return kinds.Full()
 
+    def longest_over_clip(self) -> float:
+        return (1 + SLACK) * self.rounds
+
 
 class TwoLevel(Poisson):
     """A Poisson batch of differences of clipped gradients plus a full mean of them, kept in a table (SAGA)."""
@@ -242,6 +252,9 @@ class TwoLevel(Poisson):
 
     def bound_over_clip(self, records: Any) -> Any:
         return self.moves(records)[1]
+
+    def longest_over_clip(self) -> float:
+        return 2 * super().longest_over_clip() + 1 + SLACK
 
     def check(self, name: str, records: int) -> None:
         super().check(name, records)

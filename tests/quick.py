@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 SOME_RUNS = (
     "ce-psgm-shuffled", "diff2-bvr-l-sgd-untrusted", "diff2-gd-shuffled", "dp-gd-untrusted", "local-sgd-untrusted",
     "mb-psgm-trusted", "mu2-trusted", "prox-pl-svrg-untrusted", "sdp-spider-shuffled", "soteria-saga-untrusted",
+    "soteria-saga-aggregated",
 )  # fmt: skip
 MORE_RUNS = (
     "ce-psgm-trusted", "dp-gd-shuffled", "dp-gd-trusted", "gd-untrusted", "ldp-svrg-untrusted", "prox-svrg-trusted",
@@ -35,7 +36,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_channels_shuffled::test_a_first_batch_is_released_once_and_settled": ("shuffled-False",),
     "test_channels_shuffled::test_a_record_of_one_pass_may_be_in_the_first_batch_too": ("True",),
     "test_conformance::test_message_mode_is_the_simulation": (
-        "ce-psgm-shuffled-None", "sdp-spider-shuffled-2", "soteria-saga-untrusted-None",
+        "ce-psgm-shuffled-None", "dp-gd-aggregated-None", "sdp-spider-shuffled-2", "soteria-saga-untrusted-None",
     ),
     "test_deploy_messages::test_a_header_tells_the_planned_size_of_a_batch_and_not_the_drawn_one": (
         "untrusted", "trusted", "saga",

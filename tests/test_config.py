@@ -43,7 +43,10 @@ def refusal(*changes: str, tree: dict[str, Any] = GOOD, data: FederatedData | No
         ("privacy.delta=0", "privacy.delta = 0: must be a finite number greater than 0 and less than 1"),
         ("privacy.delta=1", "privacy.delta = 1: must be a finite number greater than 0 and less than 1"),
         ("privacy.delta=nan", "privacy.delta = nan: must be a finite number greater than 0 and less than 1"),
-        ("privacy.trust=anyone", "privacy.trust = 'anyone': unknown; known: trusted, untrusted, shuffled, or"),
+        (
+            "privacy.trust=anyone",
+            "privacy.trust = 'anyone': unknown; known: trusted, untrusted, aggregated, shuffled, or",
+        ),
         ("privacy.gdp=1.0", "privacy: epsilon and gdp are given together; give one of them"),
         ("privacy.split=2.0", "privacy.split = 2.0: give a share between 0 and 1, or 'optimal'"),
         ("privacy.split=nan", "privacy.split = nan: must be a finite number or 'optimal'"),
@@ -85,7 +88,7 @@ def test_both_missing_and_conflicting_options_are_named():
     assert "gd adds no noise" in refusal(tree={**GOOD, "algorithm": {"name": "gd", "step_size": 1.0}})
     local = {"name": "local-sgd", "step_size": 1.0, "clip": 1.0, "local_steps": 2}
     told = refusal(tree={"privacy": {"epsilon": 1.0, "trust": "trusted"}, "algorithm": local})
-    assert told == "privacy.trust = 'trusted': local-sgd runs under untrusted"
+    assert told == "privacy.trust = 'trusted': local-sgd runs under untrusted or aggregated"
     told = refusal("algorithm.sampling=one-pass", "algorithm.rounds=100")
     assert "algorithm.rounds = 100: one pass uses each record once" in told
     assert "must be a section" in refusal("privacy.epsilon=1", tree={"privacy": 3})

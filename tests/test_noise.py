@@ -260,6 +260,12 @@ def test_a_key_is_given_up_after_a_while(monkeypatch):
         entropy.words(11)
 
 
+def test_keys_have_256_bits():
+    """Each of its 32 bytes is drawn: one that is always the same would stand in fewer than 64 keys alike."""
+    keys = np.array([list(noise.Entropy()._fresh_key()) for _ in range(64)])
+    assert keys.shape == (64, 32) and all(len(set(column)) > 32 for column in keys.T)
+
+
 def test_nobody_can_give_a_key_to_real_entropy():
     with pytest.raises(TypeError):
         Entropy(b"key")  # type: ignore[call-arg]

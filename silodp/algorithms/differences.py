@@ -32,7 +32,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from silodp.algorithms.entry import ALL, BOTH, Entry, Printed
+from silodp.algorithms.entry import ALL, MEANS, Entry, Printed
 from silodp.algorithms.papers import (
     DIFF2,
     LOWY,
@@ -304,7 +304,7 @@ ENTRIES = {
         conditions=THM_4_3,
     ),
     "diff2-bvr-l-sgd": Entry(
-        LocalDifference, BOTH, "DIFF2 with local steps of one silo a round", DIFF2, {"trusted": "Thm 5.3"},
+        LocalDifference, MEANS, "DIFF2 with local steps of one silo a round", DIFF2, {"trusted": "Thm 5.3"},
         example=CLIPS | {"clip_local": 0.7, "local_steps": 3, "batch_local": 8}, fixed={"capped": False},
         everyone=True, theory=bvr, printed=Printed("DIFF2, Prop. E.2", bvr_noise),
         rate="(sqrt(d) / (n N eps))^(4/3), fewer rounds", cost="2n, and 2 K b for one silo",
@@ -317,7 +317,7 @@ ENTRIES = {
         conditions=SPIDER_SILOS, some_silos=True, case=lambda c: "Thm 3.1" if c.facts.everyone else "Thm F.1",
     ),
     "spider-alt": Entry(
-        RecursiveDifference, BOTH, "spider in pairs of rounds on Poisson batches", LOWY,
+        RecursiveDifference, MEANS, "spider in pairs of rounds on Poisson batches", LOWY,
         example={"clip": 1.0, "clip_difference": 0.7, "batch": 8}, fixed={"restart": 2}, sampling="poisson",
         theory=spider_alt, cost="b, then 2b",
         printed=Printed("Lowy et al., App. H.2", lambda c: lowy_sgd_noise(c, c.options.rounds, "value", "difference")),

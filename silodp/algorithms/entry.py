@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from silodp.channels import Channel
 
 BOTH = ("trusted", "untrusted")
-ALL = (*BOTH, "shuffled")
+MEANS = (*BOTH, "aggregated")  # releases are means with Gaussian noise
+ALL = (*MEANS, "shuffled")
 SERVER_KEYS = {"optimiser", "step_decay"}  # for algorithms that step as the library's own do
 PLACEHOLDER = 0.5  # for numbers that a run needs but a privacy statement does not depend on
 

@@ -19,7 +19,7 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from silodp.algorithms import theory
-from silodp.algorithms.entry import ALL, BOTH, Case, Entry, Printed
+from silodp.algorithms.entry import ALL, BOTH, MEANS, Case, Entry, Printed
 from silodp.algorithms.papers import (
     CONVEX,
     DIFF2,
@@ -129,7 +129,7 @@ ENTRIES = {
         printed=Printed("Lowy et al., App. H.2", lambda c: lowy_sgd_noise(c, c.options.rounds, "value")),
     ),
     "prox-sgd": Entry(
-        GradientDescent, BOTH, "one pass of clipped gradients, noised, any prox", LOWY, {"untrusted": "Thm 2.1"},
+        GradientDescent, MEANS, "one pass of clipped gradients, noised, any prox", LOWY, {"untrusted": "Thm 2.1"},
         example={"clip": 1.0}, rate=PL, cost="n/R", printed=Printed("Lowy et al., Thm E.1", prox_sgd_noise), **ONE_PASS,
     ),
     "sdp-prox-sgd": Entry(

@@ -70,7 +70,7 @@ def steps_of(c: Choice) -> None:
 
 ENTRIES = {
     "local-sgd": Entry(
-        LocalSGD, ("untrusted",), "silos train locally with noise, models are averaged", LOWY,
+        LocalSGD, ("untrusted", "aggregated"), "silos train locally with noise, models are averaged", LOWY,
         example={"clip": 1.0, "batch": 8, "local_steps": 3}, sampling="poisson",
         samplings=("full", "poisson", "fixed"), theory=steps_of, cost="K b",
         printed=Printed(

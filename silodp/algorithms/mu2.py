@@ -31,7 +31,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from silodp.algorithms.entry import BOTH, Case, Entry, Printed, prox_of
+from silodp.algorithms.entry import MEANS, Case, Entry, Printed, prox_of
 from silodp.algorithms.papers import MU2
 from silodp.algorithms.proofs import at_least, step
 from silodp.algorithms.theory import Choice
@@ -168,7 +168,7 @@ def printed_noise(case: Case) -> dict[str, float]:
 
 ENTRIES = {
     "mu2": Entry(
-        Mu2, BOTH, "corrected momentum, one pass, convex, on a ball or another bounded set", MU2,
+        Mu2, MEANS, "corrected momentum, one pass, convex, on a ball or another bounded set", MU2,
         {"untrusted": "Thm 5.2", "trusted": "Thm 6.2"},
         example={"clip": 1.0, "diameter": 4.0, "batch": 2}, sampling="cumulative", samplings=("cumulative",),
         everyone=True, rate="1/sqrt(N n) + sqrt(d) / (n sqrt(N) eps) untrusted (n N eps trusted)",

@@ -255,7 +255,7 @@ COR_3 = (
 EQ4 = "SoteriaFL, eq. (4), constant 48"
 RATE = "sqrt((1+omega) d) / (n sqrt(N) eps)"
 PLAIN_RATE = "sqrt(d) / (n sqrt(N) eps)"
-UNTRUSTED = ("untrusted",)
+SILOS = ("untrusted", "aggregated")  # a trusted server would add less noise itself
 BEFORE: dict[str, Any] = {"output": "before"}  # the theorems bound the mean over x_0 .. x_{T-1}
 RAND_K: dict[str, Any] = {"compressor": "rand-k", "keep": 3}
 COMPRESSED: dict[str, Any] = BEFORE | {"rate": RATE, "bits": "the compressor's: rand-k 32 k + 64"}
@@ -263,40 +263,40 @@ TWO_LEVEL: dict[str, Any] = {"sampling": "two-level", "samplings": ("two-level",
 
 ENTRIES = {
     "soteria-gd": Entry(
-        GradientDescent, UNTRUSTED, "shifted compression of noised gradients", SOTERIA, {"untrusted": "Cor. 1"},
+        GradientDescent, SILOS, "shifted compression of noised gradients", SOTERIA, {"untrusted": "Cor. 1"},
         example={"clip": 1.0} | RAND_K, samplings=("full",), compression="shifted", theory=gd_choice, cost="n",
         conditions=COR_1, printed=Printed(EQ4, printed_mean(lambda case: case.records)), **COMPRESSED,
     ),
     "soteria-sgd": Entry(
-        GradientDescent, UNTRUSTED, "shifted compression of noised minibatch gradients", SOTERIA,
+        GradientDescent, SILOS, "shifted compression of noised minibatch gradients", SOTERIA,
         {"untrusted": "Cor. 1"}, example={"clip": 1.0, "batch": 8} | RAND_K, sampling="poisson",
         compression="shifted", theory=sgd_choice, cost="b", conditions=COR_1,
         printed=Printed(EQ4, printed_mean(lambda case: case.batch)), **COMPRESSED,
     ),
     "soteria-svrg": Entry(
-        SVRG, UNTRUSTED, "shifted compression, SVRG in the silos", SOTERIA, {"untrusted": "Cor. 2"},
+        SVRG, SILOS, "shifted compression, SVRG in the silos", SOTERIA, {"untrusted": "Cor. 2"},
         example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3} | RAND_K, compression="shifted",
         theory=svrg_choice, cost="2b (+ n at a snapshot)", printed=Printed(EQ4, printed_reduced(Recomputed)),
         conditions=COR_2, **COMPRESSED, **TWO_LEVEL,
     ),
     "soteria-saga": Entry(
-        SAGA, UNTRUSTED, "shifted compression, SAGA in the silos", SOTERIA, {"untrusted": "Cor. 3"},
+        SAGA, SILOS, "shifted compression, SAGA in the silos", SOTERIA, {"untrusted": "Cor. 3"},
         example={"clip": 1.0, "batch": 8} | RAND_K, compression="shifted", theory=saga_choice, cost="b",
         conditions=COR_3, printed=Printed(EQ4, printed_reduced(TwoLevel)), **COMPRESSED, **TWO_LEVEL,
     ),
     "cdp-sgd": Entry(
-        GradientDescent, UNTRUSTED, "plain compression of noised minibatch gradients", SOTERIA,
+        GradientDescent, SILOS, "plain compression of noised minibatch gradients", SOTERIA,
         {"untrusted": "Thm 1"}, example={"clip": 1.0, "batch": 8} | RAND_K, sampling="poisson",
         compression="plain", theory=theory.gradient, cost="b", conditions=(CLIP, WHOLE_STEP),
         printed=Printed("SoteriaFL, Thm 4", printed_mean(lambda case: case.batch)), **COMPRESSED,
     ),
     "ldp-sgd": Entry(
-        GradientDescent, UNTRUSTED, "noised minibatch gradients, uncompressed", SOTERIA,
+        GradientDescent, SILOS, "noised minibatch gradients, uncompressed", SOTERIA,
         example={"clip": 1.0, "batch": 8}, sampling="poisson", compression="none", theory=theory.gradient,
         rate=PLAIN_RATE, cost="b", printed=Printed(EQ4, printed_mean(lambda case: case.batch)), **BEFORE,
     ),
     "ldp-svrg": Entry(
-        SVRG, UNTRUSTED, "SVRG in the silos, uncompressed", SOTERIA,
+        SVRG, SILOS, "SVRG in the silos, uncompressed", SOTERIA,
         example={"clip": 1.0, "batch": 8, "snapshot_probability": 0.3}, compression="none", theory=svrg_choice,
         rate=PLAIN_RATE, cost="2b (+ n at a snapshot)", printed=Printed(EQ4, printed_reduced(Recomputed)),
         **TWO_LEVEL, **BEFORE,

@@ -28,7 +28,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from silodp.algorithms.entry import BOTH, Case, Entry, Printed
+from silodp.algorithms.entry import MEANS, Case, Entry, Printed
 from silodp.algorithms.papers import LOWY, SHUFFLED, SUMS, amplified, summed_noise
 from silodp.algorithms.proofs import CAPPED, CLIP, at_least, small_epsilon, step
 from silodp.algorithms.theory import GAP, Choice, condition, whole
@@ -228,12 +228,12 @@ SUMMED: dict[str, Any] = {
 
 ENTRIES = {
     "prox-svrg": Entry(
-        ProxSVRG, BOTH, "differences to an anchor, any prox", LOWY, {"untrusted": "Thm 2.2 (one stage)"},
+        ProxSVRG, MEANS, "differences to an anchor, any prox", LOWY, {"untrusted": "Thm 2.2 (one stage)"},
         example=CLIPS | {"batch": 8, "restart": 3}, sampling="poisson", theory=prox_svrg, printed=PRINTED,
         **ONE_STAGE, **COST,
     ),
     "prox-pl-svrg": Entry(
-        ProxPLSVRG, BOTH, "stages of prox-svrg for proximal PL losses", LOWY, {"untrusted": "Thm 2.2"},
+        ProxPLSVRG, MEANS, "stages of prox-svrg for proximal PL losses", LOWY, {"untrusted": "Thm 2.2"},
         example=CLIPS | {"batch": 8} | STAGES, sampling="poisson", theory=prox_pl_svrg, printed=PRINTED,
         rate="kappa d / (mu n^2 N eps^2) for proximal PL", **STAGES_MET, **W_S, **COST,
     ),

@@ -52,7 +52,7 @@ def moment_row(trust: str) -> Row:
     ground = Ground.of(config, canary_data(signs[0]))
     stage = make_plan(config, ground.facts).at("whiten")
     moments = moments_of(ground, stage, signs)
-    claim = float(np.mean([accountant.gdp(stage.spent(i)) for i in range(SILOS)]))  # type: ignore[arg-type]
+    claim = float(np.mean([accountant.nearest_gdp(stage.spent(i)) for i in range(SILOS)]))  # type: ignore[arg-type]
     groups = [scores(np.stack([run[i] for run in moments]), i, signs[:, i]) for i in range(SILOS)]
     reading = attack.separation(groups)
     noise = [np.stack([blank(run[i]) for run in moments]) for i in range(SILOS)]

@@ -74,8 +74,8 @@ class Tap:
         self.arrived: list[list[np.ndarray]] = []
         self.means: list[np.ndarray] = []
 
-    def expect(self, *given: Any) -> None:
-        self.end.expect(*given)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.end, name)
 
     def mean(self, packed: Sequence[Any], *rest: Any) -> tuple[Any, Any]:
         value, accounts = self.end.mean(packed, *rest)
@@ -91,13 +91,16 @@ def rows() -> list[Further]:
         Further("untrusted", low_bits_row),
         Further("shuffled", batches_row),
         Further("trusted", lambda: noise_row("dp-gd", "trusted", 2, at_server=True)),
+        Further("aggregated", lambda: noise_row("dp-gd", "aggregated", 2, at_server=True, colluding=0)),
         Further("untrusted", lambda: noise_row("local-sgd", "untrusted", 1)),
     ]
 
 
-def prepared_for(algorithm: dict[str, Any], trust: str, silos: Sequence[SiloData], epsilon: float) -> Prepared:
+def prepared_for(
+    algorithm: dict[str, Any], trust: str, silos: Sequence[SiloData], epsilon: float, **privacy: Any
+) -> Prepared:
     tree = {
-        "privacy": {"trust": trust, "epsilon": epsilon, "delta": DELTA},
+        "privacy": {"trust": trust, "epsilon": epsilon, "delta": DELTA} | privacy,
         "algorithm": {"clip": 1.0} | algorithm,
         "model": {"kind": "logistic", "bias": False},
         "run": {"mode": "messages"},
@@ -125,16 +128,18 @@ def answers(prepared: Prepared, in_processes: bool = False) -> Tap:
 # --- the noise of silos, local steps and the server -------------------------------------------------------
 
 
-def noise_row(name: str, trust: str, silos: int, in_processes: bool = False, at_server: bool = False) -> Row:
+def noise_row(
+    name: str, trust: str, silos: int, in_processes: bool = False, at_server: bool = False, **privacy: Any
+) -> Row:
     """The noise of real answers (or the server's), on records that each pull a coordinate of their own."""
     signs = np.random.default_rng(1).choice([-1.0, 1.0], (silos, CANARIES))
     options = {"local_steps": LOCAL_STEPS, "sampling": "full"} if name == "local-sgd" else {}
     algorithm = {"name": name, "rounds": ROUNDS, "step_size": STILL} | options
-    prepared = prepared_for(algorithm, trust, [one_hot(i, signs) for i in range(silos)], EPSILON)
+    prepared = prepared_for(algorithm, trust, [one_hot(i, signs) for i in range(silos)], EPSILON, **privacy)
     views = views_of(prepared, answers(prepared, in_processes), name, at_server)
     groups = [seen_by(view, i, signs) for i, view in enumerate(views)]
     noise = [view[:, -BLANK:] for view in views]
-    claim = float(np.mean([accountant.gdp(prepared.plan.spent(i)) for i in range(silos)]))  # type: ignore[arg-type]
+    claim = float(np.mean([accountant.nearest_gdp(prepared.plan.spent(i)) for i in range(silos)]))  # type: ignore[arg-type]
     reading = attack.separation(groups)
     rounds = max(attack.repeated_noise(each) for each in noise)
     shared = attack.shared_noise(noise[0], noise[1]) if silos > 1 and not at_server else None

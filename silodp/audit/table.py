@@ -265,7 +265,7 @@ def claimed(plan: Plan) -> tuple[float, bool]:
     """
     sizes = np.array(plan.facts.sizes)
     spent = [seen_by_canaries(plan, silo) for silo in range(sizes.size)]
-    exact = [accountant.gdp(own) for own in spent]
+    exact = [accountant.nearest_gdp(own) for own in spent]
     known = [mu for mu in exact if mu is not None]
     if len(known) == sizes.size:
         return float(sizes @ known / sizes.sum()), True

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from silodp.channels.aggregated import Aggregated
     from silodp.channels.channel import Channel, Packed, Wishes, privatise
     from silodp.channels.compressed import Compressed
     from silodp.channels.pvec import Summed
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Loaded on first use: a shuffler's process opens sealed messages' envelopes without JAX.
 _HOMES = {
+    "Aggregated": "aggregated",
     "Channel": "channel",
     "Compressed": "compressed",
     "Duchi": "randomizers",
@@ -39,6 +41,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Aggregated",
     "Channel",
     "Compressed",
     "Duchi",

@@ -7,7 +7,7 @@ plan that every party holds, never from a message. A channel without any multipl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from silodp import registry
 from silodp.core import Silo
-from silodp.errors import ConfigError
+from silodp.errors import ConfigError, Refused
 from silodp.facts import Declared, Stream
 from silodp.privacy.kinds import Releases, Spent
 from silodp.randomness import Randomness
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from silodp.channels.sealed import Terms
 
 Multipliers = Float[np.ndarray, " silos"]
+Talk = Callable[[int, dict[str, Any]], dict[str, Any]]  # to a silo, around a question: what is said and its answer
 
 
 # Below, float32 itself may have flushed to zero what a bound speaks of: a smaller bound gets the noise of this one.
@@ -277,10 +278,13 @@ class Channel(eqx.Module):
         """What a shuffler has to wait for, by query (`asks`: query -> stream); None: no shuffler is needed."""
         return None
 
-    def silo_end(self, declared: Declared, index: int, agreed: bytes, shuffler: Any) -> SiloEnd:
+    def silo_end(
+        self, declared: Declared, index: int, agreed: bytes, shuffler: Any, seed: int | None = None
+    ) -> SiloEnd:
         """What happens in the silo between a message and the wire.
 
-        `agreed`: bytes that all silos have in common. `shuffler`: the silo's link to it, where there is one.
+        `agreed`: bytes that all silos have in common. `shuffler`: the silo's link to it, where there is one. `seed`: of
+        a test, which is not private.
         """
         return SiloEnd(self)
 
@@ -320,7 +324,8 @@ class SiloEnd:
     def check(self, round: int) -> None:
         """Refuse before anything is computed."""
 
-    def send(self, round: int, query: str, message: PyTree) -> Packed:
+    def send(self, round: int, query: str, message: PyTree, asked: bytes = b"") -> Packed:
+        """`asked`: a digest of the question's public arguments."""
         return self.channel.pack(message)
 
     def state(self) -> dict[str, Any]:
@@ -330,9 +335,15 @@ class SiloEnd:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Be what `state` told."""
 
+    def step(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """What is said around a question, where more than an answer is needed."""
+        raise Refused("sum: this channel has none to prepare or to open")
+
 
 class ServerEnd:
     """The server's end between processes."""
+
+    missing: int = 0  # silos that a round may do without
 
     def __init__(self, channel: Channel, sizes: Mapping[str, int]):
         self.channel, self.memory = channel, channel.open(sizes)
@@ -340,6 +351,13 @@ class ServerEnd:
 
     def expect(self, round: int, query: str, sent: Sequence[int], size: int) -> None:
         """Before a question: how many records each silo answers for."""
+
+    def prepare(self, talk: Talk, present: Sequence[int]) -> list[int]:
+        """What is said before a question; returns the silos that are asked."""
+        return list(present)
+
+    def open(self, talk: Talk, answered: Sequence[int]) -> None:
+        """What is said after the answers of these silos."""
 
     def mean(
         self, packed: Sequence[Packed], weights: Float[Array, " m"], accounts: Account, randomness: Randomness

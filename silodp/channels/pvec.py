@@ -28,11 +28,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from silodp.channels.channel import Channel, Multipliers, Packed, SiloEnd, per_record
-from silodp.channels.masks import Masks
 from silodp.channels.shuffled import Shuffled, check_alike, known_dimension, largest
+from silodp.channels.summing import MaskedEnd
 from silodp.core import Silo
-from silodp.errors import ConfigError, Refused
-from silodp.facts import Declared, Facts, Stream
+from silodp.errors import ConfigError
+from silodp.facts import Declared, Stream
 from silodp.privacy import accountant
 from silodp.privacy.coins import (
     FEWEST_BITS,
@@ -210,6 +210,11 @@ class Summed(Channel):
         sent = declared.facts.fewest(declared.divisors(name))
         return nominal * self._shift(declared, name) * 2 / self.grid / sent
 
+    def std_of_average(self, name: str, nominal: Multipliers, declared: Declared) -> float:
+        if declared.each(name)[0].local:
+            return super().std_of_average(name, nominal, declared)
+        return float(self.std_over_clip(name, nominal, declared)[0])
+
     def _shift(self, declared: Declared, name: str) -> float:
         return sensitivity(self.grid, known_dimension(declared, name))
 
@@ -299,42 +304,12 @@ class Summed(Channel):
             raise ValueError(f"message of stream {stream!r}: {total.dtype}{list(total.shape)} is no part of a sum")
         return Part(jnp.asarray(total.view(np.int32)), jnp.asarray(clip), jnp.float32(packed.facts["records"]), stream)
 
-    def silo_end(self, declared: Declared, index: int, agreed: bytes, shuffler: Any) -> SiloEnd:
+    def silo_end(
+        self, declared: Declared, index: int, agreed: bytes, shuffler: Any, seed: int | None = None
+    ) -> SiloEnd:
         return MaskedEnd(self, declared.facts, index, agreed)
 
     def seen(
         self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
     ) -> list[Float[Array, "views d"]]:
         return list(released) or [mean[None]]
-
-
-class MaskedEnd(SiloEnd):
-    """The silo's part of a sum under pairwise masks. With whom it masks the silo works out itself, from the public
-    facts and the round: a server has no say in it."""
-
-    def __init__(self, channel: Channel, facts: Facts, index: int, agreed: bytes):
-        super().__init__(channel)
-        self.facts, self.index, self.masks = facts, index, Masks(index, facts.silos, agreed)
-        self.key = self.masks.public_key
-
-    def agree(self, keys: Sequence[bytes]) -> str:
-        return self.masks.agree(keys)
-
-    def check(self, round: int) -> None:
-        if not self.masks.agreed:
-            raise Refused("keys: not agreed yet, so nothing can be masked")
-        present = self.facts.present(round)
-        if self.index not in present:
-            raise Refused(f"round {round}: the plan has silos {present} in it, not this one ({self.index})")
-
-    def send(self, round: int, query: str, message: PyTree) -> Packed:
-        packed = self.channel.pack(message)
-        hidden = self.masks.hide(packed.arrays["total"], self.facts.present(round), f"{round}/{query}")
-        return Packed(packed.facts, packed.arrays | {"total": hidden})
-
-    def state(self) -> dict[str, Any]:
-        return self.masks.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.masks.restore(state)
-        self.key = self.masks.public_key

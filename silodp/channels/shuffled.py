@@ -158,6 +158,11 @@ class Shuffled(Channel):
         variance = self.randomizer(1 / float(nominal[0])).variance(size, 1.0) / size / sent
         return np.full(len(nominal), math.sqrt(variance))
 
+    def std_of_average(self, name: str, nominal: Multipliers, declared: Declared) -> float:
+        if name != MESSAGE:
+            return super().std_of_average(name, nominal, declared)
+        return float(self.std_over_clip(name, nominal, declared)[0])
+
     def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float) -> dict[str, float] | None:
         def changed(change: Callable[[Hiding], Hiding]) -> float:
             return accountant.epsilon([weakened(spent, change) for spent in own], delta)
@@ -221,7 +226,9 @@ class Shuffled(Channel):
         size = sealed_size(known_dimension(declared, stream.name))
         return Terms(size, int(declared.facts.fewest(each)), declared.facts.answering, max(each))
 
-    def silo_end(self, declared: Declared, index: int, agreed: bytes, shuffler: Any) -> SiloEnd:
+    def silo_end(
+        self, declared: Declared, index: int, agreed: bytes, shuffler: Any, seed: int | None = None
+    ) -> SiloEnd:
         if shuffler is None:
             raise Refused("shuffler: this silo was given no way to it, and its messages may go no other")
         return Courier(self, shuffler)
@@ -252,7 +259,7 @@ class Courier(SiloEnd):
         super().__init__(channel)
         self.shuffler, self.server_key = shuffler, X25519PublicKey.from_public_bytes(shuffler.server_key)
 
-    def send(self, round: int, query: str, message: PyTree) -> Packed:
+    def send(self, round: int, query: str, message: PyTree, asked: bytes = b"") -> Packed:
         messages = np.asarray(message)
         batch = batch_of(round, query, messages.shape[1])
         self.shuffler.submit(batch.name, [seal(message_bytes(each), self.server_key, batch) for each in messages])

@@ -24,7 +24,7 @@ from silodp.deploy.links import Answer as Told
 from silodp.deploy.links import Link, ShufflerProcess, SiloProcess
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.wire import Late
-from silodp.errors import Refused
+from silodp.errors import Gone, Refused
 from silodp.parse import named_parts, parse_config
 from silodp.plan.plan import Plan
 from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandomness, party_key
@@ -112,6 +112,7 @@ class MessageFederation:
         self.bits, self.gradients = np.zeros(2), 0.0
         self.coins: Recorded | None = None  # of a run that can be resumed
         self.skips = False  # whether a round goes on without a silo that does not answer
+        self.gone: set[int] = set()  # silos whose processes ended
         # Who wants to keep answers: round, question, silos, what they sent, what came out.
         self.heard: Callable[[int, str, Sequence[int], Sequence[Packed], Vector], None] = lambda *_: None
 
@@ -144,9 +145,10 @@ class MessageFederation:
         self.gradients += sum(said["gradients"] for said in self._tell({"kind": "start"}, {"x0": np.asarray(x0)}))
 
     def _tell(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-        for silo in self.processes:
+        living = [silo for i, silo in enumerate(self.processes) if i not in self.gone]
+        for silo in living:
             silo.send(header, arrays)
-        return [silo.receive()[0] for silo in self.processes]
+        return [silo.receive()[0] for silo in living]
 
     def begin_round(self, round: int) -> None:
         self.round = round
@@ -164,7 +166,8 @@ class MessageFederation:
         if stream in self.plan.sizes:
             each = self.plan.declared.divisors(stream)
             self.end.expect(self.round, name, [round(each[i]) for i in self.present], self.plan.sizes[stream])
-        present, packed = self._asked(name, public, stream)
+        asked = self._summed if self.end.missing else self._asked
+        present, packed = asked(name, public, stream)
         weights = jnp.asarray(np.asarray(self.plan.facts.weights)[present], jnp.float32)
         own = jax.tree.map(lambda leaf: leaf[present], self.accounts)
         value, own = self._mean(packed, weights, own)
@@ -190,6 +193,34 @@ class MessageFederation:
         if self.coins is not None and self.skips and known is None:
             self.coins.keep("present", np.array(list(packed)))
         return np.array(list(packed)), list(packed.values())
+
+    def _summed(self, name: str, public: tuple[Array, ...], stream: str) -> tuple[np.ndarray, list[Packed]]:
+        """The same where only sums are read, and a round can do without some silos: it is prepared, and opened."""
+        asked = self.end.prepare(self._talk, [int(i) for i in self.present if int(i) not in self.gone])
+        asked = [i for i in asked if self._reached(i, lambda i: self._send(i, "ask", name, public) or True)]
+        receive = lambda i: self._receive(i, stream)
+        answers = {i: answer for i in asked if (answer := self._reached(i, receive)) is not None}
+        self.end.open(self._talk, list(answers))
+        return np.array(list(answers)), list(answers.values())
+
+    def _reached(self, index: int, action: Callable[[int], Any]) -> Any:
+        """None when the silo is gone and its round can do without."""
+        try:
+            return action(index)
+        except Gone:
+            self.gone.add(index)
+            if len(self.gone) > self.end.missing:
+                raise
+            return None
+
+    def _talk(self, index: int, header: dict[str, Any]) -> dict[str, Any]:
+        """What is said around a question."""
+        try:
+            self.processes[index].send({"kind": "sum"} | header, {})
+            return self.processes[index].receive()[0]
+        except Gone:
+            self.gone.add(index)
+            raise
 
     def _mean(self, packed: Sequence[Packed], weights: Array, accounts: Account) -> tuple[Vector, Account]:
         """What the silos' answers come to. An answer that no honest silo sends ends the run, not this program."""
@@ -221,9 +252,7 @@ class MessageFederation:
 
     def final_accounts(self) -> Account:
         """What each silo counted itself, joined with what the server counted for it."""
-        for silo in self.processes:
-            silo.send({"kind": "account"}, {})
-        own = [silo.receive()[1] for silo in self.processes]
+        own = [self._own_account(i) for i in range(self.silos)]
         gather = lambda name: jnp.asarray(np.stack([arrays[name] for arrays in own]))
         tallies = {
             stream: Tally(
@@ -233,6 +262,18 @@ class MessageFederation:
             for stream, tally in self.accounts.tallies.items()
         }
         return Account(tallies, gather("gradients"))
+
+    def _own_account(self, index: int) -> dict[str, np.ndarray]:
+        """As the silo counts; one that went away is charged with all that the plan has."""
+        if index not in self.gone:
+            self.processes[index].send({"kind": "account"}, {})
+            return self.processes[index].receive()[1]
+        arrays: dict[str, Any] = {"gradients": np.float32(0.0)}
+        for stream in self.whole.releases(index):
+            line = self.whole.channel.accounted_as(stream)
+            arrays[f"count/{stream.name}"] = np.int32(stream.count)
+            arrays[f"multiplier/{stream.name}"] = np.float32(self.whole.protecting(line)[index])
+        return {name: np.asarray(value) for name, value in arrays.items()}
 
     def _send(self, index: int, kind: str, name: str, public: tuple[Array, ...]) -> None:
         arrays = {str(i): np.asarray(point) for i, point in enumerate(public)}

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from silodp.channels.sealed import Terms
 from silodp.deploy.shuffler import TOKEN, ShufflerClient
 from silodp.deploy.wire import decode, encode, plain, put_frame, take_frame, unblocked
-from silodp.errors import Refused
+from silodp.errors import Gone, Refused
 
 PATIENCE = 600.0  # seconds for one answer: a silo compiles its program before the first
 
@@ -71,12 +71,12 @@ class SiloProcess(AbstractContextManager["SiloProcess"]):
         try:
             put_frame(self.input, data, self.patience)
         except BrokenPipeError:
-            raise Refused(f"a silo's process ended (exit code {self.process.poll()})") from None
+            raise Gone(f"a silo's process ended (exit code {self.process.poll()})") from None
 
     def take(self) -> bytes:
         data = take_frame(self.output, self.patience)
         if not data:
-            raise Refused(f"a silo's process ended (exit code {self.process.wait()})")
+            raise Gone(f"a silo's process ended (exit code {self.process.wait()})")
         return data
 
     def __exit__(self, *exc: object) -> None:

@@ -8,6 +8,7 @@ refused, unless its operator lists them when the process is started: `python -m 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -88,7 +89,7 @@ class SiloServer:
             raise Refused(f"setup: the plan says {facts.parameters} parameters, the model has {has}")
         channel = self.whole.noised.alone()
         link = None if setup["shuffler"] is None else ShufflerLink(setup["shuffler"])
-        self.end = channel.silo_end(self.whole.declared, self.index, agreed_bytes(setup), link)
+        self.end = channel.silo_end(self.whole.declared, self.index, agreed_bytes(setup), link, self.seed)
         self.site = Site(self.objective, channel, stored, jnp.int32(size), jnp.int32(self.index), alone=True)
         self.streams = {s.name: s for s in self.whole.releases(self.index)}
         self.account = Account.empty(list(self.streams))
@@ -261,12 +262,13 @@ class SiloServer:
         self.batch_seed = seed
         if kind == "local":
             return work, {"value": np.asarray(message)}
-        packed = self.end.send(round, name, message)
+        packed = self.end.send(round, name, message, digest(public))
         return work | packed.facts, packed.arrays
 
     def _compiled(self, kind: str, name: str) -> Callable[..., Any]:
         if kind not in ("ask", "local"):
-            raise Refused(f"kind {kind!r}: unknown; a silo answers setup, keys, leave, start, ask, local and account")
+            known = "setup, keys, leave, start, sum, ask, local and account"
+            raise Refused(f"kind {kind!r}: unknown; a silo answers {known}")
         if name not in self.plan.algorithm.queries:
             raise Refused(f"query {name!r}: the agreed algorithm asks only {tuple(self.plan.algorithm.queries)}")
         if (kind, name) not in self.compiled:
@@ -349,6 +351,11 @@ def agreed_bytes(setup: Mapping[str, Any]) -> bytes:
     return json.dumps({"plan": setup["plan"], "seed": setup["seed"]}, sort_keys=True).encode()
 
 
+def digest(public: list[Array]) -> bytes:
+    """Of what a question tells: silos that were told different points must not think that they answer the same."""
+    return hashlib.sha256(b"|".join(np.asarray(point).tobytes() for point in public)).digest()
+
+
 def account_arrays(account: Account) -> dict[str, np.ndarray]:
     arrays = {"gradients": np.asarray(account.gradients)}
     for stream, tally in account.tallies.items():
@@ -367,6 +374,8 @@ def respond(
         # For the silo's operator, who may compare it with the other silos'; the server's word would be worthless.
         print(f"silo {server.index}: keys and plan agreed, fingerprint {fingerprint}", file=sys.stderr, flush=True)
         return {"kind": "ready", "fingerprint": fingerprint}, {}
+    if kind == "sum":
+        return {"kind": "sum"} | server.end.step(header), {}
     if kind == "start":
         server.start(jnp.asarray(arrays["x0"]))
         return {"kind": "ready", "gradients": float(server.account.gradients)}, {}

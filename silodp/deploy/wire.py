@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 from safetensors.numpy import load, save
 
-from silodp.errors import Refused
+from silodp.errors import Gone, Refused
 
 LARGEST = 1 << 34  # a frame announced as longer than this is an error, not a reason to allocate
 
@@ -47,7 +47,7 @@ def plain(text: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(text)[:400])
 
 
-class Late(Refused):
+class Late(Gone):
     """A peer did not answer, or did not listen, in time."""
 
 
@@ -76,7 +76,7 @@ def take_frame(descriptor: int, seconds: float, largest: int = LARGEST, idle: fl
     length = _length(prefix, largest)
     data = _take(descriptor, length, time.monotonic() + seconds)
     if len(data) != length:
-        raise Refused(f"frame: {length} bytes announced, {len(data)} received")
+        raise Gone(f"frame: {length} bytes announced, {len(data)} received")
     return data
 
 

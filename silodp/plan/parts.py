@@ -71,6 +71,9 @@ def channel_of(config: Config, entry: Entry) -> Channel:
     if not (isinstance(found, type) and issubclass(found, Channel)):
         raise ConfigError(f"privacy.trust = {trust!r}: is no subclass of silodp.Channel")
     fields = {f for f in found.__dataclass_fields__ if f != "multipliers"}
+    for key in ("colluding", "missing"):
+        if getattr(config.privacy, key) is not None and key not in fields:
+            raise ConfigError(f"privacy.{key} = {getattr(config.privacy, key)}: has no effect under trust {trust!r}")
     for key, value in config.privacy.own.items():
         if key not in fields:
             raise ConfigError(f"privacy.{key} = {value!r}: unknown key; {trust} takes {', '.join(sorted(fields))}")

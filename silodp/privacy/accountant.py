@@ -26,6 +26,7 @@ from silodp.later import Later
 from silodp.privacy import gaussian
 from silodp.privacy.kinds import Releases, Sampling, Spent
 from silodp.privacy.roots import root
+from silodp.privacy.sums import apart, within
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -47,6 +48,14 @@ _FIRST_STEP = 0.05  # of the search for the noise, in its logarithm: the first g
 def epsilon(spent: Sequence[Spent], delta: float) -> float:
     """Smallest epsilon (never below the truth) for which the releases are (epsilon, delta)-DP."""
     check_delta(delta)
+    loss, lost = apart(spent)
+    if not (loss or lost):
+        return _ideal_epsilon(spent, delta)
+    rest = within(delta, _ideal_epsilon(spent, delta / 2), loss, lost)
+    return _ideal_epsilon(spent, rest) + loss if rest >= delta / 2 else math.inf
+
+
+def _ideal_epsilon(spent: Sequence[Spent], delta: float) -> float:
     exposed, parts = _split(spent)
     if not parts:
         return 0.0 if exposed <= delta else math.inf
@@ -61,6 +70,13 @@ def delta(spent: Sequence[Spent], epsilon: float) -> float:
     """Smallest delta (never below the truth) for which the releases are (epsilon, delta)-DP."""
     if not epsilon >= 0:
         raise ValueError(f"epsilon = {epsilon}: must be a number >= 0")
+    loss, lost = apart(spent)
+    if epsilon < loss:
+        return 1.0
+    return min(1.0, math.exp(loss) * (_ideal_delta(spent, epsilon - loss) + math.exp(min(epsilon, 700.0)) * lost))
+
+
+def _ideal_delta(spent: Sequence[Spent], epsilon: float) -> float:
     exposed, parts = _split(spent)
     return exposed + (1 - exposed) * _delta_of_noisy(parts, epsilon)
 
@@ -72,6 +88,11 @@ def curve(spent: Sequence[Spent], epsilons: Sequence[float]) -> Float[np.ndarray
 
 def gdp(spent: Sequence[Spent]) -> float | None:
     """mu if every release is plainly Gaussian (then it says everything), else None."""
+    return None if any(apart(spent)) else nearest_gdp(spent)
+
+
+def nearest_gdp(spent: Sequence[Spent]) -> float | None:
+    """The same of the releases that these are within e^loss and `lost` of."""
     exposed, parts = _split(spent)
     return math.inf if exposed == 1 else None if exposed > 0 else _mu(parts)
 
@@ -119,8 +140,13 @@ def calibrate(
     base = _family(releases, shares)
     if needs_no_noise(releases, epsilon, delta, already):
         return {release.stream: 0.0 for release in releases}
+    loss, lost = apart(_noised(releases, base, 1.0, already))
+    if loss or lost:
+        epsilon, delta = epsilon - loss, within(delta, epsilon, loss, lost)
+        if not (epsilon > 0 and delta > 0):
+            raise ValueError(f"epsilon: out of reach, {loss:.3g} of it and {lost:.3g} of delta are what sums lose")
     excess = lambda log_t: math.log(
-        max(_delta(_noised(releases, base, math.exp(log_t), already), epsilon), _TINY) / delta
+        max(_ideal_delta(_noised(releases, base, math.exp(log_t), already), epsilon), _TINY) / delta
     )
     scale = _exact_scale(releases, base, gaussian.mu_of(epsilon, delta), already)
     if scale is None:
@@ -140,7 +166,8 @@ def calibrate_gdp(
     if not 0 < mu < math.inf:
         raise ValueError(f"mu = {mu}: must be a positive number")
     base = _family(releases, shares)
-    scale = _exact_scale(releases, base, mu, already)
+    sums = any(apart(_noised(releases, base, 1.0, already)))
+    scale = None if sums else _exact_scale(releases, base, mu, already)
     if scale is None:
         raise ValueError("a GDP target needs plainly Gaussian streams: give epsilon and delta instead")
     return {stream: SAFE * scale * value for stream, value in base.items()}
@@ -168,9 +195,11 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
     check_delta(delta)
     if records < 1:
         raise ValueError(f"records = {records}: must be at least 1")
-    mu = gdp(spent)
+    mu, (loss, lost) = nearest_gdp(spent), apart(spent)
     if mu is not None:
-        return gaussian.epsilon_of(delta, records * mu)
+        most = gaussian.epsilon_of(delta / 2, records * mu)
+        rest = within(delta, most, loss, lost)
+        return gaussian.epsilon_of(rest, records * mu) + loss if rest >= delta / 2 else math.inf
     excess = lambda each: math.log(max(_delta(spent, each), _TINY) * records / delta) + (records - 1) * each
     high = 1.0
     while excess(high) > 0:
@@ -314,7 +343,7 @@ def _exact_scale(
     releases: Sequence[Releases], base: Mapping[str, float], mu: float, already: Sequence[Spent]
 ) -> float | None:
     """t in closed form when everything is Gaussian."""
-    at_one, before = gdp(_noised(releases, base, 1.0, ())), gdp(already)
+    at_one, before = nearest_gdp(_noised(releases, base, 1.0, ())), nearest_gdp(already)
     if at_one is None or before is None:
         return None
     if before >= mu:
@@ -323,7 +352,7 @@ def _exact_scale(
 
 
 def _check_reachable(already: Sequence[Spent], target: float, delta: float) -> None:
-    smallest = epsilon(already, delta)
+    smallest = _ideal_epsilon(already, delta)
     if smallest >= target:
         raise ValueError(f"epsilon = {target}: out of reach, already spent is {smallest:.6g} at delta = {delta}")
 

@@ -259,11 +259,17 @@ class Masked(Sampling):
 
 @dataclass(frozen=True)
 class Releases:
-    """`count` releases of one stream, for one record's silo."""
+    """`count` releases of one stream, for one record's silo.
+
+    loss, lost: a release is not quite the one that `sampling` costs: from any point, a set has at most e^loss times the
+    probability that it has there, plus `lost`, and the other way round (silodp.privacy.sums).
+    """
 
     stream: str
     count: int
     sampling: Sampling
+    loss: float = 0.0
+    lost: float = 0.0
 
     def __post_init__(self) -> None:
         if self.count < 0:

@@ -309,6 +309,98 @@ MUTANTS = [
         "records of different microbatches are randomised by the same coins",
         "tests/test_channels_randomizers.py::test_every_number_of_a_microbatch_is_its_own[Duchi]",
     ),
+    # --- channels: sums under masks ---
+    Mutant(
+        "shares-for-all-silos", "silodp/channels/aggregated.py",
+        "return silos - self.colluders(silos) - self.missing", "return silos - self.missing",
+        "shares of the noise are too small against those that collude",
+        "tests/test_sums_accounting.py::test_half_of_the_silos_may_collude_unless_it_is_said",
+    ),
+    Mutant(
+        "largest-shares-counted-on", "silodp/channels/grids.py",
+        "np.sort(np.delete(squares, i))[: honest - 1].sum()", "np.sort(np.delete(squares, i))[::-1][: honest - 1].sum()",
+        "the silos that add most are taken to be the honest ones",
+        "tests/test_sums_accounting.py::test_the_smallest_shares_are_counted_on",
+    ),
+    Mutant(
+        "rounding-first-forgotten", "silodp/channels/aggregated.py",
+        "needed, 0.0) * (1 + ROUNDING) * moves", "needed, 0.0) * moves",
+        "rounding to the grid moves a mean too",
+        "tests/test_sums_accounting.py::test_limits_are_the_trusted_and_the_untrusted_server",
+    ),
+    Mutant(
+        "grid-costs-nothing", "silodp/channels/aggregated.py",
+        "replace(each, loss=LOSS, lost=LOST)", "each",
+        "a discrete Gaussian is accounted as a real one",
+        "tests/test_sums_accounting.py::test_promises_that_cannot_be_kept_are_refused",
+    ),
+    Mutant(
+        "grid-too-coarse", "silodp/channels/grids.py",
+        "step = min(step, some.min() / fewest_steps(size))", "step = some.min() / 8",
+        "the grid is coarser than what is accounted",
+        "tests/test_channels_aggregated.py::test_the_server_reads_the_mean_with_the_noise_of_all_shares",
+    ),
+    Mutant(
+        "one-silo-adds-no-noise", "silodp/channels/summing.py",
+        "return discrete_gaussian(size, steps, self.entropy)",
+        "return discrete_gaussian(size, steps, self.entropy) * (self.index != 2)",
+        "one silo's share is missing in every sum",
+        "tests/test_channels_aggregated.py::test_every_silo_draws_its_share_and_draws_it_afresh", quick=True,
+    ),
+    Mutant(
+        "noise-from-32-bits", "silodp/noise.py",
+        "return os.urandom(32)", "return os.urandom(4) + bytes(28)",
+        "seeds are folded to 32 bits: whoever tries them all subtracts the noise",
+        "tests/test_noise.py::test_keys_have_256_bits",
+    ),
+    Mutant(
+        "share-of-the-other-scale", "silodp/channels/summing.py",
+        "steps = std * self.facts.weights[self.index] / step", "steps = std / self.facts.silos ** 2 / step",
+        "a share is too small for the silo's weight",
+        "tests/test_channels_aggregated.py::test_every_silo_draws_its_share_and_draws_it_afresh",
+    ),
+    Mutant(
+        "question-not-agreed", "silodp/channels/masks.py",
+        'label = f"{message}|{context.hex()}"', "label = message",
+        "a server tells the other silos of closer points, where they add less noise",
+        "tests/test_channels_aggregated.py::test_silos_that_were_asked_different_questions_do_not_add_up",
+    ),
+    Mutant(
+        "opened-twice", "silodp/channels/recovery.py",
+        "self.opened = True", "self.opened = False",
+        "a server learns two sums of a round; their difference is one silo's part",
+        "tests/test_channels_aggregated.py::test_a_sum_is_opened_once_and_over_one_set", quick=True,
+    ),
+    Mutant(
+        "opened-over-few", "silodp/channels/recovery.py",
+        "if len(answered) < self.threshold:", "if not answered:",
+        "a sum of few silos, with less noise than is accounted, is opened",
+        "tests/test_channels_aggregated.py::test_silos_refuse_to_open_what_the_plan_does_not_have",
+    ),
+    Mutant(
+        "present-silo-unmasked", "silodp/channels/recovery.py",
+        "if self.index not in answered:", "if not answered:",
+        "a silo helps to open itself as missing",
+        "tests/test_channels_aggregated.py::test_silos_refuse_to_open_what_the_plan_does_not_have",
+    ),
+    Mutant(
+        "own-pad-left-out", "silodp/channels/recovery.py",
+        "hidden = padded(values, self._seed, label, adds=True)", "hidden = values.copy()",
+        "a late answer lies open once its silo was opened as missing",
+        "tests/test_channels_aggregated.py::test_a_sum_survives_a_missing_silo",
+    ),
+    Mutant(
+        "keys-not-authenticated", "silodp/channels/recovery.py",
+        "return self.key + self.commitment", 'return b""',
+        "a server replaces a question's key by its own",
+        "tests/test_channels_aggregated.py::test_what_a_server_swaps_on_the_way_is_refused",
+    ),
+    Mutant(
+        "two-openings-possible", "silodp/channels/aggregated.py",
+        "if self.missing and colluding + 2 * self.missing >= silos:", "if self.missing and colluding >= silos:",
+        "colluding silos help a server to two sums of a round",
+        "tests/test_sums_accounting.py::test_promises_that_cannot_be_kept_are_refused",
+    ),
     # --- channels: P_vec and its masks ---
     Mutant(
         "sums-without-coins", "silodp/channels/pvec.py",
@@ -383,7 +475,7 @@ MUTANTS = [
         "tests/test_channels_masks.py::test_a_message_is_hidden_once_and_keys_are_agreed_once",
     ),
     Mutant(
-        "masked-silo-answers-uninvited", "silodp/channels/pvec.py",
+        "masked-silo-answers-uninvited", "silodp/channels/summing.py",
         "if self.index not in present:", "if present is None:",
         "a silo sends its part in a round in which others do not mask it",
         "tests/test_channels.py::test_a_masked_silo_answers_in_its_own_rounds_only",
@@ -540,7 +632,7 @@ MUTANTS = [
     ),
     Mutant(
         "group-of-records-too-cheap", "silodp/privacy/accountant.py",
-        "return gaussian.epsilon_of(delta, records * mu)", "return gaussian.epsilon_of(delta, math.sqrt(records) * mu)",
+        "return gaussian.epsilon_of(rest, records * mu)", "return gaussian.epsilon_of(rest, math.sqrt(records) * mu)",
         "several records of one person add up in distance, not in squares",
         "tests/test_privacy_accountant.py::test_group_privacy",
     ),

@@ -1,0 +1,383 @@
+"""Sums under masks between parties: what the server can read, what it cannot, and what silos refuse."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import silodp
+from silodp.channels import summing
+from silodp.channels.grids import Part
+from silodp.channels.recovery import Public, joined, split
+from silodp.channels.summing import packed_bits, sum_of, unpacked_bits
+from silodp.config import Config
+from silodp.errors import Gone, Refused
+from silodp.facts import Facts
+from silodp.plan.make import make_plan
+from silodp.randomness import SystemRandomness
+from silodp.releases import Account
+
+D, SIZES = 4000, (100, 200, 300, 400, 400)
+NAMES = tuple(f"silo {i}" for i in range(5))
+
+
+def planned(parameters: int = D, weights: str = "equal", options: dict | None = None, **privacy: Any):
+    algorithm = {"name": "dp-gd", "rounds": 6, "step_size": 0.1, "clip": 1.0, "weights": weights} | (options or {})
+    config = Config(algorithm=algorithm, privacy={"trust": "aggregated", "epsilon": 2.0} | privacy)  # type: ignore[arg-type]
+    return make_plan(config, Facts(SIZES, NAMES, parameters=parameters))
+
+
+def ends_of(plan: Any, seed: int | None = None) -> list[Any]:
+    ends = [plan.noised.silo_end(plan.declared, i, b"plan", None, seed) for i in range(5)]
+    assert len({end.agree([each.key for each in ends]) for end in ends}) == 1
+    return ends
+
+
+def parts_of(plan: Any, values: np.ndarray, clip: float = 1.0, round: int = 0) -> list[Part]:
+    """What each silo's program would hand to its end."""
+    channel, lattice = plan.noised, plan.noised.grids["value"]
+    made = []
+    for i, value in enumerate(values):
+        bound = jnp.float32(plan.declared.bounds_over_clip("value")[i] * clip)
+        std = bound * channel.multipliers["value"][i] * (1 + 2.0**-20)
+        step = jnp.float32(2.0 ** math.floor(math.log2(float(lattice.step) * clip)))
+        made.append(Part(jnp.asarray(value, jnp.float32), bound, None, std, step, jnp.int32(round), "value"))
+    return made
+
+
+def mean_of(plan: Any, sent: list[Any], end: Any = None, silos: Any = range(5)) -> np.ndarray:
+    server = end or plan.noised.server_end({"value": D}, None)
+    server.expect(0, "value", SIZES, D)
+    weights = jnp.asarray(np.asarray(plan.facts.weights)[list(silos)], jnp.float32)
+    return np.asarray(server.mean(sent, weights, Account.empty(["value"], (5,)), SystemRandomness())[0])
+
+
+VALUES = np.random.default_rng(0).uniform(-0.01, 0.01, (5, D)).astype(np.float32)
+
+
+@pytest.mark.parametrize("weights", ["equal", "size"])
+def test_the_server_reads_the_mean_with_the_noise_of_all_shares(weights):
+    """Share too small, or not drawn by one silo: the variance would say so (a chi-square test of 4,000 numbers)."""
+    plan = planned(weights=weights)
+    ends = ends_of(plan)
+    sent = [end.send(0, "value", part) for end, part in zip(ends, parts_of(plan, VALUES), strict=True)]
+    noise = mean_of(plan, sent) - np.asarray(plan.facts.weights) @ VALUES
+    expected = plan.std_of_average("value")
+    assert abs(np.mean(noise)) < 5 * expected / math.sqrt(D)
+    assert 1e-3 < stats.chi2.cdf(np.sum(noise**2) / expected**2, D) < 1 - 1e-3
+
+
+def test_every_silo_draws_its_share_and_draws_it_afresh():
+    plan = planned()
+    shares = plan.multipliers["value"] * plan.declared.bounds_over_clip("value") * np.asarray(plan.facts.weights)
+    for i, end in enumerate(ends_of(plan)):
+        part = parts_of(plan, np.zeros((5, D)))[i]
+        first, second = (end._noise(part, float(part.step), 0) * float(part.step) for _ in range(2))
+        for drawn in (first, second):
+            assert 1e-3 < stats.chi2.cdf(np.sum(drawn**2) / shares[i] ** 2, D) < 1 - 1e-3
+        assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(D)
+
+
+def test_parts_and_their_partial_sums_are_uniform():
+    plan = planned()
+    ends, parts = ends_of(plan), parts_of(plan, VALUES)
+    width = int(plan.noised.grids["value"].width)
+    sent = [unpacked_bits(end.send(0, "value", p).arrays["part"], width, D) for end, p in zip(ends, parts, strict=True)]
+    for count in range(1, 5):
+        for some in combinations(sent, count):
+            top = sum_of(some) >> np.array(width - 6, some[0].dtype) & np.array(63, some[0].dtype)
+            assert stats.chisquare(np.bincount(top.astype(np.int64), minlength=64)).pvalue > 1e-5
+
+
+def test_silos_that_were_asked_different_questions_do_not_add_up():
+    """Else a server tells the others of points that lie closer, so that they hide a silo with less noise."""
+    plan = planned()
+    ends, parts = ends_of(plan), parts_of(plan, VALUES)
+    told = [b"x", b"x", b"y", b"x", b"x"]
+    sent = [end.send(0, "value", part, told[i]) for i, (end, part) in enumerate(zip(ends, parts, strict=True))]
+    with pytest.raises(Refused, match="different grids or questions"):
+        mean_of(plan, sent)
+    lied = [each._replace(facts=each.facts | {"asked": ""}) for each in sent]
+    assert np.abs(mean_of(plan, lied)).mean() > 0.5  # nothing like a mean of clipped vectors
+
+
+def test_the_widest_sum_does_not_wrap_around_and_a_wider_one_is_cut():
+    """Every silo at its longest mean, and noise of twelve stds on top."""
+    plan = planned()
+    channel = plan.noised
+    server, end = channel.server_end({"value": D}, None), ends_of(plan)
+    width = int(channel.grids["value"].width)
+    parts = parts_of(plan, np.full((5, D), 5.0))  # five clip norms in one coordinate: no clipped mean
+    whole = sum(e._rounded(p, float(p.step)) for e, p in zip(end, parts, strict=True))
+    step, noise = float(parts[0].step), 12 * plan.std_of_average("value")
+    assert whole.max() * step == pytest.approx(1.0, rel=2e-2)  # cut to the clip norm
+    assert whole.max() + noise / step + 5 < 2 ** (width - 1)
+    assert whole.max() + noise / step > 2 ** (width - 4)  # and no bits are wasted
+    del server
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 31, 32, 33, 48, 63])
+def test_packed_numbers_come_back(width):
+    dtype = np.uint32 if width <= 32 else np.uint64
+    words = np.random.default_rng(width).integers(0, 2**width, 70_001, dtype=np.uint64).astype(dtype)
+    packed = packed_bits(words, width)
+    assert packed.nbytes == -(-width * words.size // 8)
+    np.testing.assert_array_equal(unpacked_bits(packed, width, words.size), words)
+    with pytest.raises(Refused, match="bits are needed"):
+        unpacked_bits(packed[:-1], width, words.size)
+
+
+def test_a_plan_whose_sums_do_not_fit_names_a_setting_that_does():
+    facts = Facts((2, 2**22, 2**22), NAMES[:3], parameters=10**7)
+    options = {"name": "dp-gd", "rounds": 6, "step_size": 0.1, "clip": 1.0}
+    config = Config(algorithm=options, privacy={"trust": "aggregated", "epsilon": 2.0})  # type: ignore[arg-type]
+    with pytest.raises(silodp.ConfigError, match=r"algorithm\.weights = 'size'"):
+        _ = make_plan(config, facts).noised
+    by_size = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"weights": "size"})})
+    assert int(make_plan(by_size, facts).noised.grids["value"].width) <= 64
+
+
+def test_noise_that_is_not_the_plans_is_not_sent():
+    plan = planned()
+    end, part = ends_of(plan)[0], parts_of(plan, VALUES)[0]
+    for broken in (replace(part, std=part.std / 4), replace(part, std=part.std * np.nan)):
+        with pytest.raises(Refused, match="not be what the plan accounts"):
+            end.send(0, "value", broken)
+    with pytest.raises(Refused, match="has no grid"):
+        end.send(0, "value", replace(part, step=part.step * jnp.inf))
+    with pytest.raises(Refused, match="not finite"):
+        end.send(0, "value", replace(part, value=part.value * jnp.nan))
+
+
+@pytest.mark.parametrize(
+    ("options", "privacy", "words"),
+    [
+        ({"compressor": "qsgd", "levels": 4}, {}, "'qsgd': not under trust 'aggregated', where only sums are read"),
+        ({"compressor": "natural"}, {}, "do not add up; use rand-k"),
+        ({"compressor": "rand-k", "keep": 9}, {"mask_amplification": True}, "share a mask that the server knows"),
+        ({"compressor": "rand-k", "keep": D + 1}, {}, "keep = 4001"),
+        ({"name": "ce-psgm", "clip_difference": 1.0, "momentum": 0.5, "local_steps": 2, "clip_local": 1.0},
+         {"missing": 1}, "nobody takes a missing silo's local steps"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_sums_is_refused(options, privacy, words):
+    with pytest.raises(silodp.ConfigError, match=words):
+        planned(options=options, **privacy)
+
+
+def test_without_noise_nothing_is_sent():
+    with pytest.raises(silodp.ConfigError, match=r"privacy\.epsilon is missing"):
+        silodp.channels.Aggregated().silo_end(planned().declared, 0, b"", None)
+
+
+# --- sums that survive missing silos --------------------------------------------------------------------------------
+
+
+def test_a_secret_takes_as_many_shares_as_the_threshold():
+    secret = bytes(range(32))
+    shares = split(secret, range(7), 4)
+    for some in combinations(shares, 4):
+        assert joined({i: shares[i] for i in some}, 4) == secret
+    with pytest.raises(Refused, match="3 usable ones, 4 are needed"):
+        joined({i: shares[i] for i in range(3)}, 4)
+    with pytest.raises(Refused, match="forged"):
+        joined({i: shares[i] for i in range(3)} | {3: shares[4]}, 4)
+    other = split(secret, range(7), 4)
+    assert all(shares[i] != other[i] for i in range(7))
+
+
+class Parties:
+    """Five silos and a server that talk without processes; `gone` silos do not answer any more."""
+
+    def __init__(self, missing: int = 1, colluding: int = 1):
+        self.plan = planned(missing=missing, colluding=colluding)
+        self.ends, self.gone = ends_of(self.plan), set[int]()
+        self.server = self.plan.noised.server_end({"value": D}, None)
+        self.server.expect(0, "value", SIZES, D)
+        self.said: list[tuple[int, dict[str, Any]]] = []
+
+    def talk(self, index: int, header: dict[str, Any]) -> dict[str, Any]:
+        if index in self.gone:
+            raise Gone("away")
+        self.said.append((index, header))
+        told = self.ends[index].step(plain(header))
+        return plain(told)
+
+    def prepare(self) -> list[int]:
+        return self.server.prepare(self.talk, range(5))
+
+    def answers(self, silos: Any) -> dict[int, Any]:
+        parts = parts_of(self.plan, VALUES)
+        return {i: self.ends[i].send(0, "value", parts[i]) for i in silos if i not in self.gone}
+
+
+def plain(tree: Any) -> Any:
+    """As JSON brings it: keys are text."""
+    return {str(k): plain(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
+
+
+def opened(parties: Parties, answers: dict[int, Any]) -> np.ndarray:
+    parties.server.open(parties.talk, list(answers))
+    return mean_of(parties.plan, list(answers.values()), parties.server, list(answers))
+
+
+@pytest.mark.parametrize("when", ["never", "before", "before the answer", "before the opening"])
+def test_a_sum_survives_a_missing_silo(when):
+    parties = Parties()
+    if when == "before":
+        parties.gone = {3}
+    asked = parties.prepare()
+    assert asked == [i for i in range(5) if i not in parties.gone]
+    if when == "before the answer":
+        parties.gone = {3}
+    answers = parties.answers(asked)
+    if when == "before the opening":
+        parties.gone = {0}
+    mean = opened(parties, answers)
+    weights = np.asarray(parties.plan.facts.weights)[list(answers)]
+    noise = mean - weights @ VALUES[list(answers)] / weights.sum()
+    assert np.std(noise) < 1.5 * parties.plan.std_of_average("value")
+    assert parties.server.bits > 0
+
+
+def test_two_missing_silos_are_too_many():
+    parties = Parties()
+    asked = parties.prepare()
+    parties.gone = {1, 3}
+    with pytest.raises(Refused, match="3 of 5 silos left, the plan misses 1"):
+        opened(parties, parties.answers(asked))
+
+
+def header(step: str, **more: Any) -> dict[str, Any]:
+    return {"round": 0, "query": "value", "step": step} | more
+
+
+def test_a_sum_is_opened_once_and_over_one_set():
+    parties = Parties()
+    answers = parties.answers(parties.prepare())
+    opened(parties, answers)
+    for answered in ([0, 1, 2, 3], [0, 1, 2, 3, 4]):
+        with pytest.raises(Refused, match="opened already"):
+            parties.ends[0].step(header("open", answered=answered))
+    with pytest.raises(Refused, match="prepared already"):
+        parties.ends[0].step(header("prepare"))
+
+
+@pytest.mark.parametrize(
+    ("answered", "words"),
+    [
+        ([1, 2, 3, 4], "this silo answered; it is not opened as missing"),
+        ([0, 1, 2], "over 3 silos, the plan needs 4"),
+        ([0, 1, 2, 2], "not those that take part"),
+        ([0, 1, 2, 7], "not those that take part"),
+    ],
+)
+def test_silos_refuse_to_open_what_the_plan_does_not_have(answered, words):
+    parties = Parties()
+    parties.answers(parties.prepare())
+    with pytest.raises(Refused, match=words):
+        parties.ends[0].step(header("open", answered=answered))
+
+
+def test_no_two_openings_find_enough_silos():
+    """A server that tells some silos of one set and the others of another: one colluding silo helps it twice."""
+    parties = Parties()
+    parties.answers(parties.prepare())
+    one = [parties.ends[i].step(header("open", answered=[0, 1, 2, 3, 4])) for i in (0, 1)]
+    other = [parties.ends[i].step(header("open", answered=[0, 2, 3, 4])) for i in (2, 3)]
+    assert all(str(1) not in plain(told["keys"]) for told in one)
+    assert all(str(1) not in plain(told["seeds"]) for told in other)
+    shares = 3  # two silos of either group, and the colluding one: 4 are needed to know silo 1's key, or its seed
+    assert shares < len(SIZES) - parties.plan.channel.missing
+
+
+def swapped(told: dict[str, Any], change: str) -> dict[str, Any]:
+    boxes, publics = dict(told["sealed"]), dict(told["publics"])
+    match change:
+        case "key":
+            publics["2"] = [Parties().ends[0].key.hex(), publics["2"][1]]
+        case "commitment":
+            publics["2"] = [publics["2"][0], "00" * 32]
+        case "share":
+            boxes["2"] = "00" + boxes["2"][2:]
+        case "another silo's share":
+            boxes["2"] = boxes["3"]
+        case "small order":
+            publics["2"] = ["00" * 32, publics["2"][1]]
+        case "own key":
+            publics["0"] = publics["1"]
+        case _:
+            publics = {i: publics[i] for i in ("0", "1", "2")}
+    return told | {"sealed": boxes, "publics": publics}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("key", "those of silo 2 are forged"),
+        ("commitment", "those of silo 2 are forged"),
+        ("share", "those of silo 2 are forged"),
+        ("another silo's share", "those of silo 2 are forged"),
+        ("small order", "is no X25519 key"),
+        ("own key", "keys of"),
+        ("too few", "3 silos take part, 4 are needed"),
+    ],
+)
+def test_what_a_server_swaps_on_the_way_is_refused(change, words):
+    parties = Parties()
+    parties.prepare()
+    told = next(header for index, header in parties.said if index == 0 and header["step"] == "shares")
+    fresh = Parties()
+    fresh.server.publics = {}
+    answers = {i: plain(fresh.talk(i, header("prepare"))) for i in range(5)}
+    publics = {str(i): each["public"] for i, each in answers.items()}
+    boxes = {str(i): each["sealed"]["0"] for i, each in answers.items() if i != 0}
+    told = header("shares", publics=publics, sealed=boxes)
+    with pytest.raises(Refused, match=words):
+        fresh.ends[0].step(swapped(told, change))
+    with pytest.raises(Refused, match="shares were not taken"):
+        fresh.answers([0])
+
+
+def test_a_forged_share_at_the_opening_shows():
+    parties = Parties()
+    answers = parties.answers(parties.prepare())
+    honest = parties.talk
+
+    def lying(index: int, said: dict[str, Any]) -> dict[str, Any]:
+        told = honest(index, said)
+        if said["step"] == "open" and index == 1:
+            told["seeds"]["0"] = f"{int(told['seeds']['0'], 16) ^ 1:0132x}"
+        return told
+
+    parties.server.open(lying, list(answers))
+    with pytest.raises(Refused, match="forged"):
+        mean_of(parties.plan, list(answers.values()), parties.server, list(answers))
+
+
+def test_a_silo_that_starts_again_opens_what_it_sent():
+    parties = Parties()
+    answers = parties.answers(parties.prepare())
+    fresh = parties.plan.noised.silo_end(parties.plan.declared, 2, b"plan", None)
+    fresh.restore(plain(parties.ends[2].state()))
+    parties.ends[2] = fresh
+    weights = np.asarray(parties.plan.facts.weights)
+    noise = opened(parties, answers) - weights @ VALUES
+    assert np.std(noise) < 1.5 * parties.plan.std_of_average("value")
+    with pytest.raises(Refused, match="opened already"):
+        fresh.step(header("open", answered=[0, 1, 2, 3, 4]))
+
+
+def test_without_missing_silos_there_is_nothing_to_open():
+    end = ends_of(planned())[0]
+    with pytest.raises(Refused, match="every silo in every sum"):
+        end.step(header("open", answered=[0]))
+    assert Public.of(["00", "11"]) == (b"\x00", b"\x11")
+    assert summing.narrowed(np.array([2**40 + 5], np.uint64), 32).tolist() == [5]
