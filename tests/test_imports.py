@@ -125,8 +125,8 @@ def test_a_part_of_no_kind_is_refused():
 
 # --- trust is decided in silodp/channels ---------------------------------------------------------------------
 
-TRUSTS = {"trusted", "untrusted", "shuffled"}
-CHANNELS = {"Channel", "Trusted", "Untrusted", "Compressed", "Shuffled", "Summed"}
+TRUSTS = {"trusted", "untrusted", "aggregated", "shuffled"}
+CHANNELS = {"Channel", "Trusted", "Untrusted", "Aggregated", "Compressed", "Shuffled", "Summed"}
 MOST_TRUST_TESTS = 5
 
 
