@@ -43,9 +43,9 @@ from silodp.channels.channel import (
 from silodp.channels.compressed import compression_of
 from silodp.channels.grids import NEVER, Lattice, Part, hidden_by, moves_of, planned_grid, shares_for
 from silodp.channels.summing import AggregatedSilo, SumEnd
-from silodp.channels.trusted import weighted
 from silodp.compressors import Compressor, Identity, RandK, random_mask, shift_rate
 from silodp.core import Silo
+from silodp.doubles import Double
 from silodp.errors import ConfigError
 from silodp.facts import Declared, Stream
 from silodp.privacy import accountant
@@ -284,12 +284,10 @@ class Aggregated(Channel):
         share = normalised(weights)
         if isinstance(messages, Public):
             return share @ messages.value, accounts, memory
-        release = Release(messages.value, messages.bound, messages.stream, rest=messages.rest)
-        mean = weighted(release, share)
-        value = mean.high
+        value = share @ messages.value
         if self.multipliers:
             std, step = jnp.linalg.norm(share * messages.std), messages.step[0] / weights.sum()
-            noised = randomness.noised(f"noise/{messages.stream}", mean, std)
+            noised = randomness.noised(f"noise/{messages.stream}", Double.of(value), std)
             value = jnp.rint(noised / step) * step
         return self.decompressed(value, messages.round[0], messages.stream, accounts, memory)
 
