@@ -92,6 +92,8 @@ class Aggregated(Channel):
         "entropy; exact Gaussians in local steps; rounding and grid are part of sensitivity and epsilon"
     )
 
+    same_records: ClassVar[bool] = True  # one set of sizes, from which silos work out the grid
+
     colluding: int | None = eqx.field(static=True, kw_only=True, default=None)
     missing: int = eqx.field(static=True, kw_only=True, default=0)
     compressor: Compressor | None = eqx.field(kw_only=True, default=None)

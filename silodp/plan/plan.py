@@ -142,6 +142,8 @@ class Plan:
     @cached_property
     def noised(self) -> Channel:
         """The channel with this plan's noise. Rounded up: float32 must not make less of a multiplier."""
+        if self.channel.same_records and any(stage.facts.sizes != self.facts.sizes for stage in self.stages):
+            raise ConfigError(f"held-out records: not under trust {self.config.privacy.trust!r}; leave them out")
         noise = {line: jnp.asarray(np.asarray(m) * (1 + 2e-7), jnp.float32) for line, m in self.multipliers.items()}
         return self.channel.ready(self.declared, noise, self.config.privacy.delta)
 
