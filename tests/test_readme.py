@@ -251,5 +251,6 @@ def test_a_certificate_says_in_which_setting(trust, words):
     options = {"name": "dp-gd", "rounds": 2, "step_size": 0.1, "clip": 1.0, "weights": "size"}
     config = parse_config({"privacy": {"trust": trust, "epsilon": 1.0}, "algorithm": options})
     plan = make_plan(config, silodp.Facts((40, 40), ("a", "b"), parameters=5))
-    statement = certificate(plan, [plan.spent(i) for i in range(2)], Context())["statement"]
-    assert statement.startswith(f"dp-gd {words}: every record")
+    told = lambda stamp: certificate(plan, [plan.spent(i) for i in range(2)], Context(stamp=stamp))["statement"]
+    assert told(None).startswith(f"dp-gd {words}: every record")
+    assert told("seeded").startswith(f"Simulation of dp-gd {words}: run for real, every record")
