@@ -122,9 +122,11 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    from importlib.metadata import version
+    """Of what is installed: parts without peers need none of them."""
+    from importlib.metadata import distributions
 
-    return {name: version(name) for name in ("silodp", "jax", "numpy", "torch", "opacus", "jax-privacy")}
+    wanted = ("silodp", "jax", "numpy", "torch", "opacus", "jax-privacy")
+    return {each.name: each.version for each in distributions() if each.name in wanted}
 
 
 if __name__ == "__main__":

@@ -92,6 +92,16 @@ def noise(found: Found) -> str:
     return markdown(["a Gaussian number", "CPU ns", "over numpy"], rows)
 
 
+def sums(found: Found) -> str:
+    cases = found["sums"]["found"]
+    rows = [
+        [f"{case}: {name}", number(1e3 * row["cpu_s"][1]), over(own, name, targets.RUNNING)]
+        for case, own in cases.items()
+        for name, row in own.items()
+    ]
+    return markdown(["clipped sum", "CPU ms", "over the running sum"], rows)
+
+
 TABLES: dict[str, Any] = {
     "values": gradients("values"),
     "differences": lambda found: f"{gradients('differences')(found)}\n\n{engines(found)}",
@@ -99,4 +109,5 @@ TABLES: dict[str, Any] = {
     "sweeps": sweeps,
     "growth": growth,
     "noise": noise,
+    "sums": sums,
 }
