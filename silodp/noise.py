@@ -40,6 +40,7 @@ SMALLEST_TAIL = 2**40  # in units of 2^-64: smaller tail probabilities, one in 2
 ERROR = 2.0**-37
 BEYOND = 2.0**-50
 
+LARGEST = 2**63 - 1
 TILTED_STEPS, TILTED_ERROR = 4, 2.0**-34  # of a local randomizer's message, whose numbers have a std of about 1
 
 LEAST_SPREAD, MOST_SPREAD = 2.0**-20, 2.0**30  # std / step: beyond, nearly every draw would be decided exactly
@@ -69,6 +70,20 @@ def rounded_gaussian(value: np.ndarray, std: float, step: float, entropy: "Entro
         block = slice(begin, begin + BLOCK)
         _draw(flat[block], std, step, entropy, drawn[block], work[:, : flat[block].size])
     return drawn.reshape(value.shape)
+
+
+def _along(count: int, threshold: float, above: float, entropy: "Entropy") -> np.ndarray:
+    """Gaussians that lie above the threshold (0 or more) with probability `above`, each within 2^-48 of a real one.
+
+    Tail probabilities have relative precision on either side of the threshold, however far out it lies: a uniform
+    number of 52 bits would leave only some values to what is as rare as 2^-50, and these would name the side.
+    """
+    side, more = uniforms(entropy.words(2 * count)).reshape(2, -1)
+    tails = ((entropy.words(count) & LARGEST) + more) * 2.0 ** (1 - WORD)
+    upper, lower = -ndtri(tails * float(ndtr(-threshold))), near_gaussian((count,), entropy)
+    while (over := np.flatnonzero(lower >= threshold)).size:
+        lower[over] = near_gaussian((over.size,), entropy)
+    return np.where(side < above, upper, lower)
 
 
 def near_gaussian(shape: tuple[int, ...], entropy: "Entropy") -> np.ndarray:
@@ -102,10 +117,7 @@ def tilted(unit: np.ndarray, threshold: float, above: float, entropy: "Entropy")
 
 def _tilted(unit: np.ndarray, threshold: float, above: float, entropy: "Entropy") -> tuple[np.ndarray, np.ndarray]:
     """In steps, and which rows are sure."""
-    side, place = uniforms(entropy.words(2 * len(unit))).reshape(2, -1)
-    share = float(ndtr(-threshold))
-    along = np.where(side < above, -ndtri(place * share), ndtri(place * (1 - share)))
-    across = near_gaussian(unit.shape, entropy)
+    along, across = _along(len(unit), threshold, above, entropy), near_gaussian(unit.shape, entropy)
     rows = TILTED_STEPS * (across + (along - np.sum(across * unit, axis=1))[:, None] * unit)
     nearest = np.rint(rows)
     return nearest, (np.abs(rows - nearest) < 0.5 - TILTED_ERROR).all(axis=1)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from silodp.doubles import Double
-from silodp.gradients.blocks import RUN, clip_factor, in_runs, sum_in_blocks, weighted_rows
+from silodp.gradients.blocks import RUN, clip_factor, computed_once, in_runs, sum_in_blocks, weighted_rows
 from silodp.sampling import MOVES, SQUARES_MOVE, Batch
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Statistic(eqx.Module):
 
     def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
         # As float32: squares of whole numbers wrap around and those of half precision vanish, and then nothing clips.
-        rows = jax.vmap(self.function)(records).astype(jnp.float32)
+        rows = computed_once(jax.vmap(self.function)(records).astype(jnp.float32))
         squares = jnp.sum(jnp.square(rows), axis=1)
         good = jnp.isfinite(squares)
         factor = clip_factor(jnp.where(good, squares, 0), jnp.float32(clip), self.size)

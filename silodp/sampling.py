@@ -15,13 +15,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from silodp.gradients.blocks import MOST_RECORDS, SLACK, whole_runs
+from silodp.gradients.blocks import MOST_RECORDS, SLACK, UNIT, whole_runs
 from silodp.privacy import kinds
 from silodp.randomness import Randomness
 
 # A Poisson batch larger than its compiled capacity would be cut. The capacity makes that rarer than this per round,
 # which is below the rounding of any delta we report.
 OVERFLOW = 1e-18
+
+# A running sum of T means of b records each is off by 2u^2 T^2 clips, to be held against SLACK clips / b: T^2 b stays
+# so small that this is an eighth of the slack at most, which the sums of two terms' differences leave unused.
+MOST_ADDED = int(SLACK / 16 / UNIT**2)
 
 # How far a sum of clipped vectors moves, in clip norms, when one record is replaced: rounding included.
 MOVES = 2 * (1 + SLACK)
@@ -201,6 +205,7 @@ class OnePass(BatchRule):
         return kinds.Disjoint()
 
     def check(self, name: str, records: int) -> None:
+        _check_sum(name, self.chunk or records // self.rounds)
         needed = self.rounds * (self.chunk or 1)
         if needed > records:
             raise ValueError(
@@ -230,6 +235,15 @@ class Cumulative(OnePass):
     def least(self, records: Any) -> Any:
         """The smallest chunk of a silo with so many records."""
         return records // self.rounds if self.chunk is None else self.chunk
+
+    def check(self, name: str, records: int) -> None:
+        super().check(name, records)
+        chunk = self.chunk or records // self.rounds
+        if self.rounds**2 * chunk > MOST_ADDED:
+            raise ValueError(
+                f"algorithm.rounds = {self.rounds}: the rounding of running sums of {chunk} records each is proven for "
+                f"{math.isqrt(MOST_ADDED // chunk)} rounds; use fewer, or a smaller algorithm.batch"
+            )
 
     def sampling(self, records: int) -> kinds.Sampling:
         return kinds.Full()

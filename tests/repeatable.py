@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 
 import numpy as np
@@ -32,3 +33,9 @@ class GivenWords(Entropy):
         assert count <= len(self.left), "the given words are used up"
         first, self.left = self.left[:count], self.left[count:]
         return first
+
+
+def once_in_two(passes: Callable[[], bool]) -> bool:
+    """For a test on the system's entropy that fails by chance: only failing twice is a failure, and the chance of that
+    is the square."""
+    return passes() or passes()

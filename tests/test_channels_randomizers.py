@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from silodp import noise
 from silodp.audit.shuffled import local_level, on_side
 from silodp.channels.randomizers import Duchi, PrivUnitG, Randomizer, _truths
 from silodp.privacy import halfspace
 from silodp.randomness import SeededRandomness, SystemRandomness
-from tests.repeatable import RepeatableEntropy
+from tests.repeatable import GivenWords, RepeatableEntropy
 
 RANDOMIZERS = [Duchi(0.8), Duchi(2.5), PrivUnitG(0.8), PrivUnitG(2.5)]
 
@@ -154,7 +155,7 @@ def test_real_messages_of_privunit_lie_on_a_grid_and_point_as_often_along_the_in
     threshold = halfspace.best_threshold(eps0, 5)
     steps = real * halfspace.mean_component(eps0, threshold) * noise.TILTED_STEPS
     assert np.abs(steps - np.rint(steps)).max() < 1e-5  # the scale is a float32 number
-    assert abs(_bias_in_errors(real, vector)) < 4.5
+    assert abs(_bias_in_errors(real, vector)) < 5.5
     share = halfspace.raised_share(threshold)
     above = math.exp(eps0) * share * halfspace.blanket(eps0, share)
     along = steps / noise.TILTED_STEPS @ vector
@@ -162,6 +163,28 @@ def test_real_messages_of_privunit_lie_on_a_grid_and_point_as_often_along_the_in
     assert np.mean(along > threshold + 0.3) < above + 4 / math.sqrt(count)
     assert np.mean(along > threshold - 0.3) > above - 4 / math.sqrt(count)
     assert real.var(axis=0).sum() == pytest.approx(PrivUnitG(eps0).variance(5, 1.0), rel=0.05)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 2.7, 6.8])
+def test_the_component_along_a_record_follows_its_law_on_either_side(threshold):
+    """Given its side, the tail probability of the component is uniform."""
+    drawn = noise._along(100_000, threshold, 0.3, RepeatableEntropy(5))
+    upper, lower = drawn[drawn >= threshold], drawn[drawn < threshold]
+    assert abs(upper.size - 30_000) < 5 * math.sqrt(21_000)
+    assert stats.kstest(stats.norm.sf(upper) / stats.norm.sf(threshold), "uniform").pvalue > 1e-4
+    assert stats.kstest(stats.norm.cdf(lower) / stats.norm.cdf(threshold), "uniform").pvalue > 1e-4
+
+
+def test_far_out_a_component_has_as_many_values_as_anywhere():
+    """Of 52 bits hardly one would be left beside a threshold of 6.8, or far beyond it."""
+    count, tail = 50, int(2**64 * stats.norm.sf(6.5))
+    words = np.arange(tail, tail + count)
+    sides, more = np.full(count, -1), np.zeros(count, np.int64)
+    below = noise._along(count, 6.8, 0.0, GivenWords(np.concatenate([sides, more, more, words, more])))
+    assert len(np.unique(below)) == count and np.all((below > 6.4) & (below < 6.6))
+    small = np.arange(1, count + 1)
+    above = noise._along(count, 6.8, 1.0, GivenWords(np.concatenate([more, more, small, words, more])))
+    assert len(np.unique(above)) == count and above.max() > 11
 
 
 def test_rows_near_a_boundary_are_drawn_again(monkeypatch):

@@ -7,6 +7,7 @@ to MOST_RECORDS records moves by at most 2 C (1 + SLACK), all rounding included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,13 +17,15 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, PyTree
 
-from silodp.doubles import Double
+from silodp.doubles import Double, rounded
+from silodp.errors import ConfigError
 
 T = TypeVar("T")
 
 RUN = 256
 SLACK = 2.0**-7
 MOST_RECORDS = 1 << 22
+SMALLEST_BLOCK = 32  # of that many records. Sums of fewer are off by less, and may be of smaller blocks
 UNIT = 2.0**-24  # the largest relative error of one rounding in float32
 
 
@@ -60,6 +63,11 @@ def sum_in_blocks(
     n = weights.shape[0]
     if size >= n:
         return jax.tree.map(Double.sum_of, run_sums(records, weights))
+    if n**2 * SMALLEST_BLOCK > MOST_RECORDS**2 * size:
+        raise ConfigError(
+            f"data: a sum of {n} records of so many numbers: its rounding is proven up to "
+            f"{math.isqrt(MOST_RECORDS**2 * size // SMALLEST_BLOCK)}; give algorithm.batch, or split the silo"
+        )
     blocks = -(-n // size)
     size = whole_runs(-(-n // blocks), run)
 
@@ -145,6 +153,17 @@ def rarely(needed: Bool[Array, ""], rare: Callable[[T], PyTree], usual: Callable
         return result, jax.tree.map(lambda _: True, result)
 
     return choose(needed, given)
+
+
+def computed_once(vectors: T) -> T:
+    """Records' vectors (float arrays), the same bits for their norms and for their sum.
+
+    A compiler computes an expression wherever it is used. In one place it may contract a product into an addition, in
+    the other round it, and where the addition cancels these are two vectors: the norm of one would clip the other. What
+    comes out of a loop is computed once. This one hardly ever turns, which no compiler can know, and changes nothing.
+    """
+    turns = jnp.isnan(jnp.ravel(jax.tree.leaves(vectors)[0])[:1]).any().astype(jnp.int32)
+    return lax.fori_loop(0, turns, lambda _, kept: jax.tree.map(rounded, kept), vectors)
 
 
 SMALLEST_SQUARE, UNDERFLOWN = 1e-30, 1e-15

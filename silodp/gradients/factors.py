@@ -212,6 +212,14 @@ def _kernel_gradients(inputs: Array, cotangents: Array, stride: int, size: tuple
     return each.reshape(n, outputs, size[0], -1, size[1]).transpose(1, 3, 2, 4, 0)
 
 
+def computed(factors: Factors) -> Any:
+    """Which of its arrays hold computed numbers, not features or indices as they came."""
+    numbers = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating), factors)
+    if isinstance(factors, DenseFactors) and factors.on_record:
+        return eqx.tree_at(lambda own: own.terms[0].inputs, numbers, False)
+    return numbers
+
+
 def keep_only(factors: Factors, kept: Bool[Array, " n"]) -> Factors:
     """Zero every other record, also where it is not finite: 0 * inf would spoil the sum."""
     clean: Any = lambda leaf: jnp.where(kept, leaf, jnp.zeros_like(leaf))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from silodp.gradients.blocks import clip_factor, sum_in_blocks, weighted_rows
+from silodp.gradients.blocks import clip_factor, computed_once, sum_in_blocks, weighted_rows
 from silodp.gradients.difference import difference
 from silodp.gradients.structure import Loss
 
@@ -39,7 +39,7 @@ def clipped_gradients(
     kept: Array | None = None,
 ) -> PyTree:
     """Every record's clipped combination, stacked on a leading axis; zero where not finite or not kept."""
-    gradients = jax.vmap(lambda record: combined_gradient(loss, points, coefficients, record))(records)
+    gradients = computed_once(jax.vmap(lambda record: combined_gradient(loss, points, coefficients, record))(records))
     leaves = jax.tree.leaves(gradients)
     square_norms = sum((jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in leaves), jnp.zeros(()))
     good = jnp.isfinite(square_norms) if kept is None else jnp.isfinite(square_norms) & kept

@@ -7,15 +7,25 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Bool, Float, PyTree
 
 from silodp.doubles import Double
-from silodp.gradients.blocks import RUN, UNIT, clip_factor, rarely, stackable, sum_in_blocks, sum_in_groups
+from silodp.gradients.blocks import (
+    RUN,
+    UNIT,
+    clip_factor,
+    computed_once,
+    rarely,
+    stackable,
+    sum_in_blocks,
+    sum_in_groups,
+)
 from silodp.gradients.difference import difference
-from silodp.gradients.factors import Factors, keep_only, make_factors, run_products, turn_features
+from silodp.gradients.factors import Factors, computed, keep_only, make_factors, run_products, turn_features
 from silodp.gradients.layers import CONV, LEAF
 from silodp.gradients.structure import Layer, Structure
 
@@ -116,6 +126,8 @@ def clip_block(structure: Structure, question: Question, records: PyTree, kept: 
     if question.closed_over is not None:
         structure = structure._replace(traced=ClosedJaxpr(structure.traced.jaxpr, question.closed_over))
     layers = _combine(structure, question.points, question.coefficients, records)
+    numbers, given = eqx.partition(layers, [computed(layer) for layer in layers])
+    layers = eqx.combine(computed_once(numbers), given)
     square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))
     addends = max(layer.addends for layer in layers) + len(layers)
     finite = jnp.all(jnp.isfinite(square_norms))

@@ -15,14 +15,25 @@ from silodp.algorithms.soteria import RENEWED, SHORT_RUN
 from silodp.channels.trusted import Trusted, weighted
 from silodp.core import distance
 from silodp.doubles import Double, exact, two_product
-from silodp.gradients import Regularised, dense, embed
-from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, clip_factor, in_runs, whole_runs
+from silodp.errors import ConfigError
+from silodp.gradients import Regularised, conv2d, dense, embed, max_pool
+from silodp.gradients.blocks import (
+    MOST_RECORDS,
+    RUN,
+    SLACK,
+    SMALLEST_BLOCK,
+    UNIT,
+    clip_factor,
+    in_runs,
+    sum_in_blocks,
+    whole_runs,
+)
 from silodp.gradients.structure import find_structure
 from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN, block_size
 from silodp.prox import build_prox
 from silodp.randomness import SystemRandomness
-from silodp.releases import RecordMean, Release, Statistic
-from silodp.sampling import Batch, Cumulative, Full, Poisson, TwoLevel
+from silodp.releases import RecordMean, Release, Squares, Statistic
+from silodp.sampling import MOST_ADDED, SQUARES_MOVE, Batch, Cumulative, Full, OnePass, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")
 PLAIN = {25_000: 4, 50_000: 8, 200_000: 32}  # times its bound that a plain float32 sum moves (docs/privacy.md)
@@ -107,6 +118,11 @@ def test_what_is_proven_fits_the_slack():
     assert 2 * MOST_IN_BLOCK / RUN * of_run(RUN, 1, 3) <= 0.98
     assert 2 * MOST_IN_BLOCK / PENALISED_RUN * of_run(PENALISED_RUN, 1 / CANCELLED, 2) <= 0.98
     assert block_size(find_structure(linear, jnp.zeros((1, 2)), jnp.zeros(2)), 1) <= MOST_IN_BLOCK
+    # The outer sums alone, of the smallest blocks; and mu2's, of pairs of gradients, with those of all its rounds.
+    smallest = 2 * UNIT**2 * MOST_RECORDS**2 / SMALLEST_BLOCK
+    assert smallest + of_run(SMALLEST_BLOCK, 1 / CANCELLED, 3) <= SLACK * 0.98
+    rounds = 2 * UNIT**2 * MOST_ADDED
+    assert max(of_run(RUN, 1, 2), of_run(PENALISED_RUN, 1 / CANCELLED, 2)) + outer + rounds <= SLACK * 0.98
     assert of_run(SHORT_RUN, 1, 1) * 2 * RENEWED <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
 
 
@@ -212,10 +228,111 @@ def test_tokens_that_cancel_within_a_record_are_not_rounded_against_others():
     assert sums.max() - sums.min() <= 2 * clip * (1 + SLACK)
 
 
-@pytest.mark.parametrize("rule", [Full(), Poisson(MOST_RECORDS + 1), TwoLevel(5)])
+@pytest.mark.parametrize(
+    "rule", [Full(), Poisson(MOST_RECORDS + 1), TwoLevel(5), OnePass(1), OnePass(1, MOST_RECORDS + 1), Cumulative(1)]
+)
 def test_a_sum_that_is_too_long_for_the_proof_is_refused(rule):
     with pytest.raises(ValueError, match=r"silo 'large' has \d+ records; the rounding of sums is proven up to 4194304"):
         rule.check("large", MOST_RECORDS + 1)
+
+
+def test_a_running_sum_of_too_many_rounds_for_the_proof_is_refused():
+    Cumulative(370_000, 1).check("large", 370_000)
+    with pytest.raises(ValueError, match=r"rounds = 371000: .* proven for 370727 rounds"):
+        Cumulative(371_000).check("large", 371_000)
+
+
+def test_a_sum_of_blocks_that_are_too_small_for_the_proof_is_refused():
+    """Large vectors are summed a few at a time, in more additions than the proof allows for with the most records."""
+    words = "of 2000000 records of so many numbers: its rounding is proven up to 1048576"
+    many = jax.ShapeDtypeStruct((2_000_000,), jnp.float32)
+    added = lambda size: lambda rows: sum_in_blocks(lambda r, w: r[:1] * w[:1], rows, rows, size)
+    with pytest.raises(ConfigError, match=words):
+        jax.eval_shape(added(2), many)
+    jax.eval_shape(added(32), jax.ShapeDtypeStruct((MOST_RECORDS,), jnp.float32))
+
+
+def crafted_loss(kind):
+    """A loss whose gradient is a record's number, through a layer of this kind; its parameters, and its records."""
+    if kind == "conv":
+        image = lambda numbers: jnp.zeros((len(numbers), 1, 2, 2)).at[:, 0, 0, 0].set(numbers)
+        return lambda kernel, record: conv2d(kernel, None, record)[0, 0, 0], jnp.zeros((1, 1, 2, 2)), image
+    index = lambda numbers: (jnp.zeros(len(numbers), jnp.int32), numbers)
+    return lambda table, record: embed(table, record[0])[0] * record[1], jnp.zeros((2, 1)), index
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["conv", "embed"])
+def test_crafted_neighbours_do_not_move_sums_through_other_layers_beyond_their_bound(kind, engine):
+    loss, point, records = crafted_loss(kind)
+    run = jax.jit(lambda r: gradients.clipped_sum(loss, [point], [1.0], r, jnp.ones(25_000), CLIP, engine=engine))
+    for shift in (0, 49, 1795):
+        one, other = (exact(run(records(jnp.float32(numbers)))) for numbers in crafted(25_000, shift))
+        assert np.linalg.norm(one - other) <= 2 * CLIP * (1 + SLACK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("coefficients", "clip"), [((1.0, -1.0), 1e-3), ((7.0, -6.0), 1e-18), ((7.0, -6.0), 1.0)])
+def test_no_image_moves_a_networks_sum_beyond_its_bound(engine, coefficients, clip):
+    """Differences, and mu2's combinations; images that are huge, tiny, or no numbers."""
+
+    def loss(p, record):
+        hidden = max_pool(jnp.tanh(conv2d(p["k"], p["c"], record[0])), 2).ravel()
+        out = dense(p["w"], p["b"], hidden)
+        return jax.nn.logsumexp(out) - out[record[1]]
+
+    rng, n = np.random.default_rng(0), 300
+    draw = lambda *shape: jnp.float32(rng.normal(size=shape))
+    point = {"k": draw(3, 1, 3, 3), "c": jnp.zeros(3), "w": draw(4, 12), "b": jnp.zeros(4)}
+    points = [jax.tree.map(lambda leaf: leaf + 0.01, point), point]
+    images, labels = np.array(draw(n, 1, 6, 6)), rng.integers(0, 4, n)
+    run = jax.jit(lambda r: gradients.clipped_sum(loss, points, coefficients, r, jnp.ones(n), clip, engine=engine))
+    summed = lambda images: np.concatenate([exact(leaf).ravel() for leaf in run((images, labels)).values()])
+    before = summed(images)
+    for replaced in (np.nan, np.inf, 1e30, 1e15, 1e3, -1e3, 1e-30, 0.0):
+        images[37] = replaced
+        assert np.linalg.norm(summed(images) - before) <= 2 * clip * (1 + SLACK)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("t", [2.0, 1000.0])
+def test_gradients_that_a_combination_cancels_do_not_move_its_sum_beyond_its_bound(engine, t):
+    """mu2's t g(x) - (t - 1) g(y), of records whose labels make it what rounding leaves: up to thousands of clips.
+
+    Compiled this way, the vector of a norm and the vector of the sum were two: one record counted for 1.40 clips.
+    """
+    rng, n, d = np.random.default_rng(0), RUN, 8
+    x = np.float32(rng.normal(size=(1, d)))
+    y = np.float32(x + 0.01 * rng.normal(size=(1, d)))
+    features = np.float32(1e3 * rng.normal(size=(n, d)))
+    outputs = [features.astype(np.float64) @ point[0] for point in (x, y)]
+    targets = np.float32(t * outputs[0] - (t - 1) * outputs[1])
+    loss = lambda w, record: (dense(w, None, record[0])[0] - record[1]) ** 2 / 2
+    weights = [jnp.ones(n), jnp.float32(np.arange(n) < 1)]
+    compute = lambda r, w: gradients.clipped_sum(loss, [x, y], [t, 1 - t], r, w, 1.0, engine=engine)
+    options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    run = jax.jit(compute, compiler_options=options)
+    summed = lambda own, w: exact(run(own, w))
+    before = summed((features, targets), weights[0])
+    for i in range(0, n, 37):
+        others, labels = features.copy(), targets.copy()
+        others[i], labels[i] = -7 * features[i], 1e6
+        assert np.linalg.norm(summed((others, labels), weights[0]) - before) <= 2 * (1 + SLACK)
+        alone = np.roll(features, -i, axis=0), np.roll(targets, -i)
+        assert np.linalg.norm(summed(alone, weights[1])) <= 1
+
+
+@pytest.mark.parametrize("type_", ["float32", "int32", "int8", "float16"])
+@pytest.mark.parametrize("clip", [1e-18, 1.0])
+def test_squares_of_any_type_of_number_move_by_at_most_their_bound(type_, clip):
+    rng = np.random.default_rng(2)
+    rows = (100 * rng.normal(size=(600, 3))).astype(type_)
+    run = jax.jit(lambda r: Squares(lambda v: v, 3).clipped_sum(r, jnp.ones(600), jnp.float32(clip)))
+    before = exact(run(rows))
+    for replaced in ((100, 0, 0), (0, -100, 3), (127, 127, 127), (0, 0, 0)):
+        rows[5] = np.array(replaced, type_)
+        assert np.linalg.norm(exact(run(rows)) - before) <= SQUARES_MOVE * clip
 
 
 @pytest.mark.parametrize(("type_", "value"), [("int32", 65_536), ("int32", 50_000), ("int8", 16), ("float16", 1e-4)])
