@@ -236,17 +236,17 @@ class Cumulative(OnePass):
         """The smallest chunk of a silo with so many records."""
         return records // self.rounds if self.chunk is None else self.chunk
 
+    def sampling(self, records: int) -> kinds.Sampling:
+        return kinds.Full()
+
     def check(self, name: str, records: int) -> None:
         super().check(name, records)
-        chunk = self.chunk or records // self.rounds
+        chunk = self.chunk or -(-records // self.rounds)  # the largest
         if self.rounds**2 * chunk > MOST_ADDED:
             raise ValueError(
                 f"algorithm.rounds = {self.rounds}: the rounding of running sums of {chunk} records each is proven for "
                 f"{math.isqrt(MOST_ADDED // chunk)} rounds; use fewer, or a smaller algorithm.batch"
             )
-
-    def sampling(self, records: int) -> kinds.Sampling:
-        return kinds.Full()
 
     def longest_over_clip(self) -> float:
         return (1 + SLACK) * self.rounds
