@@ -331,3 +331,9 @@ def test_a_batch_is_fixed_size_unless_stated(name):
     facts = Facts((40, 40), ("a", "b"), parameters=6)
     plan = make_plan(case(name, "shuffled", batch=8, weights="equal"), facts)
     assert {type(stream.batch).__name__ for stream in plan.releases(0) if not stream.local} == {"FixedSize"}
+
+
+def test_messages_of_two_batch_sizes_are_not_accounted_as_one():
+    facts = Facts((40, 40), ("a", "b"), parameters=6)
+    with pytest.raises(ConfigError, match="share one batch under a shuffler"):
+        make_plan(case("spider", "shuffled", batch=4, batch_difference=16, weights="equal"), facts)
