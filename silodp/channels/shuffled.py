@@ -313,7 +313,7 @@ def check_together(declared: Declared) -> None:
     """A round's messages are computed on one batch: so many as the account takes together."""
     for silo, streams in enumerate(declared.streams):
         sent = [s for s in streams if not (s.local or s.alone)]
-        if len({stream.batch for stream in sent}) > 1:
+        if any(stream.batch != sent[0].batch for stream in sent):
             raise ConfigError(
                 "algorithm.batch_difference: a record's messages share one batch under a shuffler; leave it out"
             )
