@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from silodp import registry
 from silodp.config import AlgorithmConfig, Config, ModelConfig
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData
@@ -247,7 +248,8 @@ def with_held_out(config: Config, data: FederatedData, share: Any) -> Config:
     asked = parse_config(config.model_dump(exclude_unset=True) | {"evaluate": {"held_out": TENTH if tenth else share}})
     if not tenth:
         return asked
-    if min(data.sizes) < FEWEST:
+    channel = registry.find("channel", config.privacy.trust)
+    if min(data.sizes) < FEWEST or not channel.gaussian or channel.same_records:
         return config
     stage = make_plan(asked, facts_of(data)).evaluation
     assert stage is not None
