@@ -1,7 +1,7 @@
 """Which parts from outside `silodp check` has passed, kept by the hash of their source.
 
-A file for each, in the user's cache folder (SILODP_CACHE, or XDG_CACHE_HOME/silodp): a part whose source has changed by
-a letter has another hash, and is unknown again.
+A file for each, in the user's cache folder (silodp.cache), to which nobody else can write: a part whose source has
+changed by a letter has another hash, and is unknown again.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from silodp import registry
+from silodp import cache, registry
 from silodp.config import Config
 from silodp.parse import named_parts
 
 AFFECTING = ("algorithm", "channel", "randomizer")  # a compressor and a model only see what is public or clipped
 
 
-def folder() -> Path:
-    base = os.environ.get("SILODP_CACHE")
-    if base is not None:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
+def file_of(known: str | None) -> Path | None:
+    """Where it is kept what a source has passed; None: nothing can be kept."""
+    place = cache.folder("checked")
+    return None if known is None or place is None else place / f"{known}.json"
 
 
 def source_hash(part: type) -> str | None:
@@ -49,10 +48,9 @@ def source_hash(part: type) -> str | None:
 def record(part: type, facts: dict[str, Any], options: dict[str, Any]) -> Path | None:
     """Keep that the part passed with these options, beside the options it has passed with before."""
     known = source_hash(part)
-    if known is None:
+    file = file_of(known)
+    if file is None:
         return None
-    file = folder() / "checked" / f"{known}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
     tried = [*(each for each in tried_with(file) if each != options), options]
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(facts | {"source": known, "tried": tried}, indent=2) + "\n", encoding="utf-8")
@@ -67,7 +65,8 @@ def tried_with(file: Path) -> list[dict[str, Any]]:
 def passed(part: type) -> str | None:
     """For a certificate: under which hash the part passed, and with which options. None: it has not."""
     known = source_hash(part)
-    tried = [] if known is None else tried_with(folder() / "checked" / f"{known}.json")
+    file = file_of(known)
+    tried = [] if file is None else tried_with(file)
     if known is None or not tried:
         return None
     said = " or ".join(", ".join(f"{key} = {value}" for key, value in each.items()) or "no options" for each in tried)

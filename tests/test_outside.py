@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import silodp
-from silodp import registry, vouched
+from silodp import cache, registry, vouched
 from silodp.algorithms import find
 from silodp.audit.check import check
 from silodp.config import Config
@@ -219,7 +219,7 @@ def test_check_convicts_it_and_keeps_nothing():
     findings = check("tests.outside.wrong:SmallBound", {"clip": 1.0})
     failed = {(finding.trust, finding.check) for finding in findings if not finding.passed}
     assert {("untrusted", "bounds hold on neighbours"), ("untrusted", "audit")} <= failed
-    assert not list(vouched.folder().rglob("*.json"))
+    assert not kept()
 
 
 @pytest.mark.slow
@@ -231,7 +231,13 @@ def test_check_passes_what_is_right(name, options, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     findings = check(f"tests.outside.{name}", options)
     assert [finding for finding in findings if not finding.passed] == []
-    assert len(list(vouched.folder().rglob("*.json"))) == 1
+    assert len(kept()) == 1
+
+
+def kept() -> list[Path]:
+    place = cache.folder("checked")
+    assert place is not None
+    return list(place.glob("*.json"))
 
 
 def test_what_was_checked_is_known_by_its_source(tmp_path, monkeypatch):
