@@ -640,7 +640,7 @@ def refused_keys(silo: SiloServer, keys: list[str]) -> str:
 
 
 def test_parts_without_masks_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(Masks, "hide", lambda self, values, present, message: values)
+    monkeypatch.setattr(Masks, "hide", lambda self, values, present, message, context=b"": values)
     bare = Federated()
     bare.agree()
     parts = bare.parts("value", 0, X0)

@@ -68,6 +68,10 @@ def test_steps_of_a_silo_have_noise_of_their_own():
 class Steps(Silo):
     """Writes down which steps are drawn and noised; loops are written out."""
 
+    def __init__(self) -> None:
+        """It has no records, and is in its first round."""
+        self.round = jnp.int32(0)
+
     def mean(self, points: Any, coefficients: Any, clip: Any, stream: str, batch: Any = None, step: Any = 0) -> Any:
         self.drawn.append(int(step))
         return nothing()
@@ -86,7 +90,7 @@ class Steps(Silo):
 def test_local_steps_draw_and_noise_each_step_afresh():
     one = jnp.float32(1.0)
     algorithm = LocalDifference(one, NoProx(), one, 3, one, clip_local=one, local_steps=4)
-    silo = Steps(silo_of(Untrusted()), 0, None, (), None)  # type: ignore[arg-type]
+    silo = Steps()
     algorithm.refine(silo, jnp.zeros(D), jnp.ones(D), jnp.ones(D), one)
     assert silo.drawn == silo.noised == [0, 1, 2]
 

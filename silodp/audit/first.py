@@ -53,11 +53,12 @@ def moment_row(trust: str) -> Row:
     stage = make_plan(config, ground.facts).at("whiten")
     moments = moments_of(ground, stage, signs)
     claim = float(np.mean([accountant.nearest_gdp(stage.spent(i)) for i in range(SILOS)]))  # type: ignore[arg-type]
-    groups = [scores(np.stack([run[i] for run in moments]), i, signs[:, i]) for i in range(SILOS)]
+    views = [np.stack(view) for view in zip(*moments, strict=True)]
+    groups = [scores(views[min(i, len(views) - 1)], i, signs[:, i]) for i in range(SILOS)]
     reading = attack.separation(groups)
-    noise = [np.stack([blank(run[i]) for run in moments]) for i in range(SILOS)]
+    noise = [np.stack([blank(moment) for moment in view]) for view in views]
     rounds = max(attack.repeated_noise(each) for each in noise)
-    shared = None if trust == "trusted" else attack.shared_noise(noise[0], noise[1])
+    shared = attack.shared_noise(noise[0], noise[1]) if len(views) == SILOS else None
     repeated = max(rounds, shared or 0.0) > CORRELATED / math.sqrt(noise[0].shape[1])
     return attained_row(("dp-gd", trust, "moment (whitening)"), claim, reading, repeated, rounds, shared)
 
@@ -83,7 +84,7 @@ def pairs(silo: int) -> np.ndarray:
 
 
 def moments_of(ground: Ground, stage: Plan, signs: Float[np.ndarray, "runs silos m"]) -> list[list[np.ndarray]]:
-    """What is released about each silo, in runs with other signs and other noise."""
+    """What is seen in runs with other signs and other noise: a moment of each silo, or one of all."""
     problem, setting = stage_problem(ground, stage, ground.records, jnp.zeros(ground.objective.parameters))
     programs = Programs(dear=False)
     seen = []
@@ -96,7 +97,7 @@ def moments_of(ground: Ground, stage: Plan, signs: Float[np.ndarray, "runs silos
         _, ends, released = programs.mean((asked, drawn, jnp.int32(0)), ends, query, ())
         settle(stage, ends.accounts)
         (views,) = released
-        seen.append([np.asarray(unpacked(views[i if len(views) == SILOS else 0])) for i in range(SILOS)])
+        seen.append([np.asarray(unpacked(view)) for view in views])
     return seen
 
 

@@ -404,6 +404,6 @@ def test_mu2_releases_both_halves_of_its_running_sum():
         memory=Double(jnp.ones(2), jnp.full(2, 1e-9)),
         mean=lambda *_: SimpleNamespace(release=lambda: change),
     )
-    algorithm = Mu2(jnp.float32(1), build_prox("none"), 1.0, 1.0, Cumulative(1))
+    algorithm = Mu2(jnp.float32(1), build_prox("none"), 1.0, Cumulative(rounds=1, chunk=1), 1.0)
     released = algorithm.corrected(silo, jnp.zeros(2), jnp.zeros(2))
     np.testing.assert_allclose(exact(released.exact) - 2, 3e-9, rtol=1e-5)

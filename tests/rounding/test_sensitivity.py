@@ -52,7 +52,7 @@ def compiled(
 ) -> Measure:
     """A silo's release of a query as a function of its records: compiled once, asked by every example."""
     one = jnp.float32(1.0)
-    algorithm = RecursiveDifference(one, NoProx(), jnp.float32(CLIP), one, 3, True, RULES[rule])
+    algorithm = RecursiveDifference(one, NoProx(), jnp.float32(CLIP), 3, clip_difference=one, batch=RULES[rule])
 
     @jax.jit
     def measured(features, targets, x, y, coins):
