@@ -288,7 +288,7 @@ MUTANTS = [
         "first-message-beside-others", "silodp/channels/shuffled.py",
         "(1 if any(stream.alone for stream in passing) else together)", "together",
         "a message accounted alone is sent beside another of the same record",
-        "tests/test_channels.py::test_a_shuffler_refuses_a_further_message_of_a_round", quick=True,
+        "tests/test_channels.py::test_a_shuffler_refuses_a_further_message_of_a_round",
     ),
     Mutant(
         "duchi-level-doubled", "silodp/channels/randomizers.py",
@@ -369,7 +369,7 @@ MUTANTS = [
         "opened-twice", "silodp/channels/recovery.py",
         "self.opened = True", "self.opened = False",
         "a server learns two sums of a round; their difference is one silo's part",
-        "tests/test_channels_aggregated.py::test_a_sum_is_opened_once_and_over_one_set", quick=True,
+        "tests/test_channels_aggregated.py::test_a_sum_is_opened_once_and_over_one_set",
     ),
     Mutant(
         "opened-over-few", "silodp/channels/recovery.py",
@@ -977,7 +977,7 @@ MUTANTS = [
         "suspicion-rounded-down", "silodp/report/words.py",
         'return f"{rounded_up(number, 3 if number >= 10 else 2)} %"', 'return f"{int(10 * number) / 10} %"',
         "a report's odds are better than the guarantee",
-        "tests/test_report.py::test_a_suspicion_grows_as_bayes_says_and_is_rounded_up", quick=True,
+        "tests/test_report.py::test_a_suspicion_grows_as_bayes_says_and_is_rounded_up",
     ),
     Mutant(
         "chance-of-more-is-delta", "silodp/report/words.py",
