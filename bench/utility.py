@@ -62,8 +62,8 @@ TASKS = {
     "covtype": Task(10, "logistic", named("covtype", 20_000, lambda y: (y.astype(int) == 2).astype(int)), True),
     "california": Task(10, "linear", named("california"), True),
     "gas-turbine": Task(10, "linear", named("gas-turbine"), True),
-    "digits parity": Task(3, "logistic", lambda: as_arrays(load_digits(), lambda y: y % 2), False),
-    "digits": Task(3, "softmax", lambda: as_arrays(load_digits()), False),
+    "digits parity": Task(3, "logistic", lambda: as_arrays(load_digits(), lambda y: y % 2), True),
+    "digits": Task(3, "softmax", lambda: as_arrays(load_digits()), True),
     "blogfeedback": Task(10, "linear", named("blogfeedback", None, np.log1p), False),
 }
 
