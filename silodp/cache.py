@@ -95,5 +95,7 @@ def keep_programs() -> None:
     if path is None:
         return
     trim(path)
+    # JAX does not write a program in one step. Who meets half of one compiles anew: nothing to warn of.
+    warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small ones add up

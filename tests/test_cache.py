@@ -82,6 +82,10 @@ def test_records_that_are_constants_would_be_found(tmp_path):
     done = run(tmp_path, "-c", program, SILODP_CACHE=str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     assert FEATURES[3].tobytes() in contents(tmp_path / "kept" / "programs")
+    for file in (tmp_path / "kept" / "programs").iterdir():  # as a process leaves it that was killed while writing
+        file.write_bytes(file.read_bytes()[:100])
+    again = run(tmp_path, "-c", program, SILODP_CACHE=str(tmp_path / "kept"))
+    assert (again.stdout, again.stderr) == (done.stdout, "")
 
 
 @pytest.mark.parametrize(("name", "own"), [("dp-gd", True), ("mine:Mine", False)])
