@@ -283,8 +283,10 @@ def test_a_question_outside_the_plan_is_refused(running, attack):
 
 def test_a_site_that_was_shown_another_point_is_noticed_one_round_later(running):
     """Signatures cannot be made up, taken from another question, or replaced by one's own."""
-    digest, signature = running.echo["south"]
-    for wrong in ([digest, running.echo["north"][1]], ["00" * 32, signature], [digest, "zz"], [digest, ""]):
+    digest, entries, signature = running.echo["south"]
+    north = running.echo["north"][2]
+    words = [[digest, entries, north], ["00" * 32, entries, signature], [digest, entries, "zz"], [digest, entries, ""]]
+    for wrong in [*words, [digest, entries + 1, signature], [digest, "x", signature], [digest, signature]]:
         told, _ = running.ask("north", running.question(**NEXT, echo=running.echo | {"south": wrong}), **FAR)
         check(told, "seen")
 

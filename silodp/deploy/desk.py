@@ -20,6 +20,7 @@ from silodp.facts import Stream
 
 ASKED = ("kind", "round", "query", "stage", "keys", "signatures")  # what a question is; all else are hints
 CHARGED = ("ask", "local")
+Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 HEADER = "header"  # the part of a silo's state that is no array
 
 
@@ -46,11 +47,11 @@ def question_of(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 
 
 class Witness(Protocol):
-    """Signs which points a silo was shown, and checks that the others were shown the same."""
+    """Signs which points a silo was shown, and checks that the others were shown the same (silodp.deploy.vouch)."""
 
-    def saw(self, question: str, points: str) -> str: ...
+    def saw(self, question: str, points: str, entries: int) -> list[Any]: ...
 
-    def check_same(self, echo: Any, question: str, points: str) -> None: ...
+    def check_same(self, echo: Any, question: str, points: str, entries: Mapping[str, int]) -> dict[str, int]: ...
 
 
 class Desk:
@@ -63,6 +64,7 @@ class Desk:
         self.ledger, self.run, self.silo, self.witness, self.ahead = ledger, run, silo, witness, False
         self.seen: tuple[str, str] | None = None  # the last question's key, and the digest of its points
         self.asked: Counter[str] = Counter()
+        self.entries: dict[str, int] = {}  # how long each site's ledger was when it last signed
         self.stored: dict[str, bytes] = {}  # digests of the parts of the state on the disk
         if ledger.run(run) is None:
             reserved = written(silo.whole.spent(silo.index)) if silo.whole.private else []
@@ -76,12 +78,13 @@ class Desk:
         self.silo.restore(header, arrays)
         self.asked = Counter(header["asked"])
         self.seen = None if header["seen"] is None else (header["seen"][0], header["seen"][1])
+        self.entries = header["entries"]
         self.stored = {name: hashlib.sha256(data).digest() for name, data in kept.items()}
 
     def _changed(self, asked: Counter[str] | None = None) -> dict[str, bytes]:
         """The parts of the silo's state that differ from those on the disk."""
         header, arrays = self.silo.state()
-        header |= {"asked": dict(self.asked if asked is None else asked), "seen": self.seen}
+        header |= {"asked": dict(self.asked if asked is None else asked), "seen": self.seen, "entries": self.entries}
         parts = {name: encode({}, {"part": array}) for name, array in arrays.items()} | {HEADER: encode(header, {})}
         digests = {name: hashlib.sha256(data).digest() for name, data in parts.items()}
         changed = {name: parts[name] for name, own in digests.items() if self.stored.get(name) != own}
@@ -103,17 +106,17 @@ class Desk:
         return self._fresh(key, question, header, arrays)
 
     def _fresh(self, key: str, question: bytes, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-        began, asked = time.process_time(), self._asked(header)
-        witnessed = self.witness is not None and header.get("kind") == "ask"
-        if self.witness is not None and witnessed and self.seen is not None:
-            self.witness.check_same(header.get("echo"), *self.seen)
-        told, message = respond(self.silo, header, arrays)
-        if self.witness is not None and witnessed:
+        began, asked, entries = time.process_time(), self._asked(header), self.entries
+        witness = self.witness if header.get("kind") == "ask" else None
+        if witness is not None and self.seen is not None:
+            entries = witness.check_same(header.get("echo"), *self.seen, entries)
+        told, message = self._answered(header, arrays)
+        if witness is not None:
             self.seen = key, hashlib.sha256(encode({}, dict(sorted(arrays.items())))).hexdigest()
-            told["seen"] = [self.seen[1], self.witness.saw(*self.seen)]
+            told["seen"] = witness.saw(*self.seen, self.ledger.head.seq)
+        self.entries = entries
         body = hashlib.sha256(encode(told, message)).hexdigest()
         event = {"kind": "answer", "run": self.run, "key": key, "question": question.hex(), "answer": body}
-        self.ahead = True  # until it is written
         state, counted = self._changed(asked), self.counted(asked)
         with self.ledger.event(event) as head:
             reply = encode(told | {"ledger": list(head)}, message)
@@ -121,6 +124,16 @@ class Desk:
             self.ledger.drop(self.run, self._covered(header))
         self.ahead, self.asked = False, asked
         return reply
+
+    def _answered(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
+        """The silo's answer. From here on memory is ahead of the disk, unless a question was refused as it came."""
+        before, refused = self.silo.answered, header.get("kind") in CHARGED
+        try:
+            told, message = respond(self.silo, header, arrays)
+            refused = False
+        finally:
+            self.ahead = not refused or self.silo.answered is not before
+        return told, message
 
     def _asked(self, header: Mapping[str, Any]) -> Counter[str]:
         """How often each stream was asked for, this question included; no more often than the plan has it.

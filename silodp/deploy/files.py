@@ -17,10 +17,10 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """The file is the old one or the new one, whatever happens."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -3,7 +3,7 @@
 SQLite in WAL mode with full synchronisation. Everything that belongs to one answer is one transaction: the charge, the
 exact bytes, the digest of the question and the silo's state are on the disk before a byte leaves. Rows are never
 changed back: every event adds a link to a chain of hashes, and the last link is kept in a second file as well. A ledger
-that was put back from a copy is behind that file, and refuses to work.
+that was put back from a copy is behind that file, and refuses to work. Large values have files of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from silodp.deploy.blobs import Blobs
 from silodp.deploy.signing import canonical
 from silodp.errors import ConfigError, Refused
 
@@ -31,6 +32,8 @@ create table if not exists state(run text, name text, data blob not null, primar
 create table if not exists refusal(at real not null, code text not null, detail text not null);
 create table if not exists chain(seq integer primary key, at real not null, event text not null, head text not null);
 """
+NAMED = """select data from state where typeof(data) = 'text'
+           union select reply from answer where typeof(reply) = 'text'"""
 FIRST = hashlib.sha256(b"silodp ledger 1|").hexdigest()
 SLOT = 128  # bytes of one of two places in the counter's file: a torn write spoils one of them at most
 MOST_REFUSALS = 10_000  # that are kept: nobody fills a disk with them
@@ -70,7 +73,8 @@ class Ledger:
     """One site's ledger. `counter`: the second file, best on another disk."""
 
     def __init__(self, path: Path, counter: Path):
-        self.path, self.counter = path, counter
+        self.path, self.counter, self.blobs = path, counter, Blobs(path.with_name("blobs"))
+        self.swept = False  # whether every file beside it is named by a row
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # before SQLite would create it for all to read
         os.close(handle)
         self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
@@ -125,6 +129,17 @@ class Ledger:
                 self.db.execute("rollback")
             raise
         self._note(head)
+        if not self.swept:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Files that no row names go. Under the lock: another process may be about to name a new one."""
+        self.db.execute("begin immediate")
+        try:
+            self.blobs.sweep(name for (name,) in self.db.execute(NAMED))
+            self.swept = True
+        finally:
+            self.db.execute("commit")
 
     def _note(self, head: Head) -> None:
         body = f"{head.seq} {head.hash}"
@@ -196,6 +211,7 @@ class Ledger:
             )
             self.db.execute("delete from state where run = ?", (run,))
             self.db.execute("update answer set reply = null where run = ?", (run,))
+            self.swept = False
 
     def run(self, run: str) -> Run | None:
         return next((each for each in self.runs() if each.run == run), None)
@@ -208,7 +224,7 @@ class Ledger:
 
     def answered(self, run: str, key: str) -> Answered | None:
         found = self._one("select question, reply from answer where run = ? and key = ?", run, key)
-        return None if found is None else Answered(*found)
+        return None if found is None else Answered(found[0], self.blobs.get(found[1]))
 
     def add_answer(
         self, run: str, key: str, question: bytes, reply: bytes, counted: list[dict[str, Any]],
@@ -218,7 +234,7 @@ class Ledger:
         found = self._one("select closed from run where run = ?", run)
         if found is None or found[0] is not None:
             raise Closed(f"run {run}: closed by this site's operator")
-        self.db.execute("insert into answer values(?, ?, ?, ?)", (run, key, question, reply))
+        self.db.execute("insert into answer values(?, ?, ?, ?)", (run, key, question, self._kept(reply)))
         row = (json.dumps(counted), cpu, run)
         self.db.execute("update run set counted = ?, cpu = cpu + ? where run = ?", row)
         self._put_state(run, state)
@@ -226,14 +242,21 @@ class Ledger:
     def drop(self, run: str, keys: list[str]) -> None:
         """Inside `event`: bytes that the server's checkpoint covers; digests stay for ever."""
         for key in keys:
+            self.swept = False
             self.db.execute("update answer set reply = null where run = ? and key = ?", (run, key))
 
     def _put_state(self, run: str, state: Mapping[str, bytes]) -> None:
-        rows = [(run, name, data) for name, data in state.items()]
+        rows = [(run, name, self._kept(data)) for name, data in state.items()]
         self.db.executemany("insert or replace into state values(?, ?, ?)", rows)
 
+    def _kept(self, data: bytes) -> bytes | str:
+        cell = self.blobs.put(data)
+        self.swept = self.swept and not isinstance(cell, str)  # the row may have named another file
+        return cell
+
     def state(self, run: str) -> dict[str, bytes]:
-        return dict(self.db.execute("select name, data from state where run = ?", (run,)))
+        rows = self.db.execute("select name, data from state where run = ?", (run,)).fetchall()
+        return {name: data for name, cell in rows if (data := self.blobs.get(cell)) is not None}
 
     # --- for the operator ---------------------------------------------------------------------------------
 
@@ -261,7 +284,9 @@ class Ledger:
         kept = {(run, key): question.hex() for run, key, question in rows}
         wrong = {each for each in kept.keys() | asked.keys() if kept.get(each) != asked.get(each)}
         problems += [f"run {run}, {key}: answer and entry do not belong together" for run, key in sorted(wrong)]
-        return problems + [f"run {each.run}: it never began" for each in self.runs() if each.run not in began]
+        problems += [f"run {each.run}: it never began" for each in self.runs() if each.run not in began]
+        damaged = [name for (name,) in self.db.execute(NAMED) if not self.blobs.sound(name)]
+        return problems + [f"{self.blobs.folder / name}: missing, or not what was written" for name in damaged]
 
     def _one(self, sql: str, *given: Any) -> Any:
         return self.db.execute(sql, given).fetchone()

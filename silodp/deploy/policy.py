@@ -105,6 +105,7 @@ SENTENCES = {
     "question": "the silo's program refused this question; its operator can see why",
     "repeated": "this question was answered already, with other contents, or its bytes were dropped",
     "seen": "the sites were shown different points in the last round",
+    "behind": "another site's ledger went back; it was put back from a copy, or cloned",
     "disk": "the ledger could not be written; nothing was sent",
     "fault": "something went wrong inside this site; nothing was sent",
 }

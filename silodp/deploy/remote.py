@@ -17,6 +17,7 @@ from silodp.deploy.wire import encode
 from silodp.errors import Refused
 
 Rpc = Callable[[str, bytes], bytes]
+Head = tuple[int, str]
 KEPT = 4  # questions whose echoes may still be asked for
 
 
@@ -48,9 +49,10 @@ class Remote:
         self.site, self.rpc, self.pool, self.run, self.echoes = site, rpc, pool, run, echoes
         self.done: list[str] = []  # questions that the server's checkpoint covers: told with the next one
         self.asked: list[str] = []  # since the last checkpoint
-        self.heads: dict[int, str] = {}  # of the site's ledger, as far as it was told
+        self.opened: Head = (0, "")  # the last entry of the site's ledger when it took the plan
+        self.head: Head = (0, "")  # and at its last answer
         self.bytes = [0, 0]
-        self._pending: tuple[str, Future[bytes]] | None = None
+        self._pending: tuple[str, bool, Future[bytes]] | None = None
 
     def send(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         question = ""
@@ -59,27 +61,37 @@ class Remote:
             header = header | {"echo": self.echoes.of(self.site), "done": self.done}
         data = encode(header | {"run": self.run}, dict(arrays))
         self.bytes[1] += len(data)
-        self._pending = question, self.pool.submit(self.rpc, self.site, data)
+        self._pending = question, header["kind"] == "plan", self.pool.submit(self.rpc, self.site, data)
 
     def receive(self) -> Answer:
         assert self._pending is not None
-        question, future = self._pending
+        question, opens, future = self._pending
         data = future.result()
         self.bytes[0] += len(data)
         header, arrays = heard(data)
-        self._check_ledger(header.get("ledger"))
         if question:
+            self.head = self._grown(header.get("ledger"), self.head[0] + 1)
             self.asked.append(question)
+        if opens:
+            self.opened = self._grown(header.get("ledger"), 0)
         if question.startswith("ask") and "seen" in header:
             self.echoes.add(self.site, question, header["seen"])
         return header, arrays
 
-    def _check_ledger(self, head: Any) -> None:
-        """Two answers with one number and two heads come from two ledgers."""
+    def _grown(self, head: Any, least: int) -> Head:
+        """A ledger only grows. One that does not was put back from a copy, or there are two of it."""
         if not (isinstance(head, list) and len(head) == 2 and isinstance(head[0], int) and isinstance(head[1], str)):
-            return
-        if self.heads.setdefault(head[0], head[1]) != head[1]:
+            raise Refused(f"site {self.site}: does not say how long its ledger is")
+        if head[0] < least:
             raise Refused(f"site {self.site}: its ledger has two histories; it was cloned, or put back from a copy")
+        return head[0], head[1]
+
+    def resumed(self, head: list[Any]) -> None:
+        """What it says now goes on from what it said to the program that wrote the checkpoint."""
+        if self.opened[0] == head[0] and self.opened[1] != head[1]:
+            raise Refused(f"site {self.site}: its ledger has two histories; it was cloned, or put back from a copy")
+        self._grown(list(self.opened), head[0])
+        self.head = head[0], head[1]
 
     def covered(self) -> None:
         """A checkpoint covers everything that was asked."""

@@ -150,7 +150,8 @@ class Driver:
     def _save(self, carry: Any, done: int) -> None:
         """On the disk, file and folder, before the next question."""
         arrays = {str(i): np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(carry))}
-        told = {"plan": self.document.fingerprint, "round": done, "echoes": self.echoes.to_json()}
+        heads = {link.site: list(link.head) for link in self.links}
+        told = {"plan": self.document.fingerprint, "round": done, "echoes": self.echoes.to_json(), "heads": heads}
         meta = {"told": json.dumps(told), "checksum": checksum(arrays, told)}
         partial = self.folder / (CHECKPOINT + ".partial")
         save_file(arrays, partial, meta)
@@ -179,6 +180,8 @@ class Driver:
         if told["plan"] != self.document.fingerprint:
             raise ConfigError(f"{file}: of another plan")
         self.echoes.seen, self.echoes.last = told["echoes"]["seen"], told["echoes"]["last"]
+        for link in self.links:
+            link.resumed(told["heads"][link.site])
         self.say(f"going on after round {told['round']}")
         return jax.tree.unflatten(structure, [jnp.asarray(arrays[str(i)]) for i in range(len(leaves))]), told["round"]
 

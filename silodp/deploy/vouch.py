@@ -1,11 +1,13 @@
 """A site's signatures within one run: under its key for masks, and under the points that it was shown. No JAX.
 
 A server that replaces a mask's key, or shows different points to different sites, cannot sign for them: it is noticed
-when keys are agreed on, or one round later.
+when keys are agreed on, or one round later. With the points a site signs how long its ledger is: the others notice when
+that goes back, which is how a ledger looks that was put back from a copy together with its counter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from silodp.deploy.policy import Denied
@@ -31,22 +33,31 @@ class Vouch:
     def check(self, index: int, key: bytes, signature: bytes) -> None:
         check(self.document.keys[self.document.sites[index]], MASK, self._bound(key.hex()), signature)
 
-    def saw(self, question: str, points: str) -> str:
-        """Of the digest of the points that came with a question."""
-        return self.key.sign(SEEN, self._bound(f"{question}|{points}")).hex()
+    def saw(self, question: str, points: str, entries: int) -> list[Any]:
+        """The digest of the points that came with a question, how long the ledger was, and a signature of both."""
+        return [points, entries, self.key.sign(SEEN, self._bound(f"{question}|{points}|{entries}")).hex()]
 
-    def check_same(self, echo: Any, question: str, points: str) -> None:
-        """All sites of that question must have been shown these points; each has signed what it saw."""
-        told = echo if isinstance(echo, dict) else {}
+    def check_same(self, echo: Any, question: str, points: str, entries: Mapping[str, int]) -> dict[str, int]:
+        """All sites of that question must have been shown these points; each has signed what it saw.
+
+        `entries`: how long the sites' ledgers were before; what is returned is how long they are now.
+        """
+        told, now = echo if isinstance(echo, dict) else {}, dict(entries)
         for site in self._shown(question) if self.document.waits else told:
-            seen = told.get(site)
-            if not isinstance(seen, list) or len(seen) != 2 or seen[0] != points or site not in self.document.keys:
-                raise Denied("seen")
-            try:
-                signature = bytes.fromhex(str(seen[1]))
-                check(self.document.keys[site], SEEN, self._bound(f"{question}|{points}"), signature)
-            except (Refused, ValueError):
-                raise Denied("seen") from None
+            now[site] = self._entries(told.get(site), site, question, points)
+            if now[site] <= entries.get(site, -1):
+                raise Denied("behind")
+        return now
+
+    def _entries(self, seen: Any, site: str, question: str, points: str) -> int:
+        if not isinstance(seen, list) or len(seen) != 3 or seen[0] != points or site not in self.document.keys:
+            raise Denied("seen")
+        try:
+            signed = self._bound(f"{question}|{points}|{int(seen[1])}")
+            check(self.document.keys[site], SEEN, signed, bytes.fromhex(str(seen[2])))
+        except (Refused, ValueError, TypeError):
+            raise Denied("seen") from None
+        return int(seen[1])
 
     def _shown(self, question: str) -> list[str]:
         round = int(question.split()[1].partition("/")[0])

@@ -1,0 +1,138 @@
+"""A site's ledger: large values beside it, and copies of it that are put back or run twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from silodp.deploy.blobs import LARGE
+from silodp.deploy.ledger import Ledger
+from silodp.deploy.remote import Echoes, Remote
+from silodp.deploy.wire import encode
+from silodp.errors import Refused
+from tests.guards import X0, Federation
+
+RUN = "00" * 16
+
+
+@pytest.fixture
+def ledger(tmp_path) -> Iterator[Ledger]:
+    opened = Ledger(tmp_path / "ledger.db", tmp_path / "counter")
+    opened.begin(RUN, "plan", [], {"small": b"s", "large": bytes(LARGE + 1)})
+    yield opened
+    opened.close()
+
+
+def answer(ledger: Ledger, key: str, reply: bytes, state: dict[str, bytes], done: list[str]) -> None:
+    event = {"kind": "answer", "run": RUN, "key": key, "question": key.encode().hex(), "answer": ""}
+    with ledger.event(event):
+        ledger.add_answer(RUN, key, key.encode(), reply, [], state, 0.0)
+        ledger.drop(RUN, done)
+
+
+def files(ledger: Ledger) -> set[str]:
+    return {file.name for file in ledger.blobs.folder.iterdir()}
+
+
+def test_large_values_are_in_files_that_go_when_no_row_names_them(ledger):
+    first, replies = files(ledger), [os.urandom(LARGE + 1) for _ in range(2)]
+    assert len(first) == 1
+    answer(ledger, "ask 0/value", replies[0], {"large": bytes(LARGE + 2)}, [])
+    answer(ledger, "ask 1/value", replies[1], {}, ["ask 0/value"])
+    assert len(files(ledger)) == 2 and not first & files(ledger)  # the new state, and the second reply
+    known = ledger.answered(RUN, "ask 1/value")
+    assert known is not None and known.reply == replies[1]
+    assert ledger.state(RUN) == {"small": b"s", "large": bytes(LARGE + 2)} and not ledger.verify()
+    assert max(len(page) for (page,) in ledger.db.execute("select data from state")) <= LARGE
+    for file in ledger.blobs.folder.iterdir():
+        assert file.stat().st_mode & 0o077 == 0
+    ledger.finish(RUN)
+    assert files(ledger) == set()
+
+
+def test_a_file_that_changed_is_noticed(ledger):
+    (file,) = ledger.blobs.folder.iterdir()
+    file.write_bytes(b"x" + file.read_bytes()[1:])
+    with pytest.raises(OSError, match="not what was written"):
+        ledger.state(RUN)
+    assert "not what was written" in ledger.verify()[0]
+
+
+def test_a_failed_write_leaves_no_file_and_no_row(ledger, tmp_path):
+    with pytest.raises(RuntimeError), ledger.event({"kind": "answer"}):
+        ledger.add_answer(RUN, "ask 0/value", b"q", os.urandom(LARGE + 1), [], {}, 0.0)
+        raise RuntimeError
+    assert len(files(ledger)) == 2  # nobody names it
+    answer(ledger, "ask 0/value", b"reply", {}, [])
+    assert len(files(ledger)) == 1 and not ledger.verify()
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+
+def link(*heads: Any) -> Remote:
+    """A site that says these last entries of its ledger, the first with the plan."""
+    left = list(heads)
+    rpc = lambda site, data: encode({"kind": "answer", "ledger": left.pop(0)}, {})
+    remote = Remote("north", rpc, ThreadPoolExecutor(1), RUN, Echoes())
+    said(remote, {"kind": "plan"})
+    return remote
+
+
+def said(remote: Remote, header: dict[str, Any]) -> None:
+    remote.send(header, {})
+    remote.receive()
+
+
+QUESTION = {"kind": "ask", "query": "value", "round": 0}
+
+
+@pytest.mark.parametrize("second", [[5, "b"], [4, "a"], None, ["5", "b"], [7]])
+def test_a_server_notices_a_ledger_that_does_not_grow(second):
+    remote = link([3, "x"], [5, "a"], second)
+    said(remote, QUESTION)
+    with pytest.raises(Refused, match="north"):
+        said(remote, QUESTION)
+
+
+def test_a_server_that_resumes_notices_a_ledger_that_was_put_back():
+    for told in ([4, "x"], [5, "other"]):
+        with pytest.raises(Refused, match="put back"):
+            link(told).resumed([5, "a"])
+    remote = link([9, "x"], [6, "old bytes, given again"], [7, "y"])
+    remote.resumed([5, "a"])
+    said(remote, QUESTION)
+    said(remote, QUESTION)
+
+
+def asked(sites: Federation, run: str, site: str, query: str, round: int, echo: Any = None) -> dict[str, Any]:
+    header = {"kind": "ask", "run": run, "query": query, "round": round, "echo": echo}
+    return sites.ask(site, header, **{f"_{i}": X0 + i for i in range(1 if query == "value" else 2)})[0]
+
+
+def test_other_sites_notice_a_folder_that_was_put_back_whole(tmp_path):
+    """Its counter went back with it, so that the site itself cannot tell. One round later the others can."""
+    sites = Federation(tmp_path / "sites")
+    document = sites.document()
+    approvals, run, south = sites.approve(document), document.run, sites.folders["south"]
+    for site in document.sites:
+        assert sites.open(site, document, approvals)["kind"] == "ready"
+        sites.ask(site, {"kind": "start", "run": run}, x0=X0)
+    first = {site: asked(sites, run, site, "value", 0)["seen"] for site in document.sites}
+    sites.end("south")
+    shutil.copytree(south, tmp_path / "backup")
+    second = {site: asked(sites, run, site, "difference", 1, first)["seen"] for site in document.sites}
+    sites.end("south")
+    shutil.rmtree(south)
+    shutil.copytree(tmp_path / "backup", south)
+    third = {
+        "north": asked(sites, run, "north", "value", 2, second)["seen"],
+        "south": asked(sites, run, "south", "value", 2, first)["seen"],
+    }
+    assert asked(sites, run, "north", "difference", 3, third)["code"] == "behind"
+    sites.close()
