@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -25,17 +26,23 @@ from silodp.randomness import SystemRandomness
 from silodp.releases import Account
 
 D, SIZES = 4000, (100, 200, 300, 400, 400)
-NAMES = tuple(f"silo {i}" for i in range(5))
+NAMES = ("silo 0", "silo 1", "silo 2")
 
 
-def planned(parameters: int = D, weights: str = "equal", options: dict | None = None, **privacy: Any):
+def planned(
+    parameters: int = D,
+    weights: str = "equal",
+    options: dict | None = None,
+    sizes: tuple[int, ...] = SIZES,
+    **privacy: Any,
+):
     algorithm = {"name": "dp-gd", "rounds": 6, "step_size": 0.1, "clip": 1.0, "weights": weights} | (options or {})
     config = Config(algorithm=algorithm, privacy={"trust": "aggregated", "epsilon": 2.0} | privacy)  # type: ignore[arg-type]
-    return make_plan(config, Facts(SIZES, NAMES, parameters=parameters))
+    return make_plan(config, Facts(sizes, tuple(f"silo {i}" for i in range(len(sizes))), parameters=parameters))
 
 
 def ends_of(plan: Any, seed: int | None = None) -> list[Any]:
-    ends = [plan.noised.silo_end(plan.declared, i, b"plan", None, seed) for i in range(5)]
+    ends = [plan.noised.silo_end(plan.declared, i, b"plan", None, seed) for i in range(plan.facts.silos)]
     assert len({end.agree([each.key for each in ends]) for end in ends}) == 1
     return ends
 
@@ -59,7 +66,8 @@ def mean_of(plan: Any, sent: list[Any], end: Any = None, silos: Any = range(5)) 
     return np.asarray(server.mean(sent, weights, Account.empty(["value"], (5,)), SystemRandomness())[0])
 
 
-VALUES = np.random.default_rng(0).uniform(-0.01, 0.01, (5, D)).astype(np.float32)
+SIX = np.random.default_rng(0).uniform(-0.01, 0.01, (6, D)).astype(np.float32)
+VALUES = SIX[:5]
 
 
 @pytest.mark.parametrize("weights", ["equal", "size"])
@@ -135,7 +143,7 @@ def test_packed_numbers_come_back(width):
 
 
 def test_a_plan_whose_sums_do_not_fit_names_a_setting_that_does():
-    facts = Facts((2, 2**22, 2**22), NAMES[:3], parameters=10**7)
+    facts = Facts((2, 2**22, 2**22), NAMES, parameters=10**7)
     options = {"name": "dp-gd", "rounds": 6, "step_size": 0.1, "clip": 1.0}
     config = Config(algorithm=options, privacy={"trust": "aggregated", "epsilon": 2.0})  # type: ignore[arg-type]
     with pytest.raises(silodp.ConfigError, match=r"algorithm\.weights = 'size'"):
@@ -196,11 +204,11 @@ def test_a_secret_takes_as_many_shares_as_the_threshold():
 class Parties:
     """Five silos and a server that talk without processes; `gone` silos do not answer any more."""
 
-    def __init__(self, missing: int = 1, colluding: int = 1):
-        self.plan = planned(missing=missing, colluding=colluding)
+    def __init__(self, missing: int = 1, colluding: int = 1, sizes: tuple[int, ...] = SIZES):
+        self.plan = planned(missing=missing, colluding=colluding, sizes=sizes)
         self.ends, self.gone = ends_of(self.plan), set[int]()
         self.server = self.plan.noised.server_end({"value": D}, None)
-        self.server.expect(0, "value", SIZES, D)
+        self.server.expect(0, "value", sizes, D)
         self.said: list[tuple[int, dict[str, Any]]] = []
 
     def talk(self, index: int, header: dict[str, Any]) -> dict[str, Any]:
@@ -211,10 +219,10 @@ class Parties:
         return plain(told)
 
     def prepare(self) -> list[int]:
-        return self.server.prepare(self.talk, range(5))
+        return self.server.prepare(self.talk, range(len(self.ends)))
 
     def answers(self, silos: Any) -> dict[int, Any]:
-        parts = parts_of(self.plan, VALUES)
+        parts = parts_of(self.plan, SIX[: len(self.ends)])
         return {i: self.ends[i].send(0, "value", parts[i]) for i in silos if i not in self.gone}
 
 
@@ -264,8 +272,11 @@ def test_a_sum_is_opened_once_and_over_one_set():
     answers = parties.answers(parties.prepare())
     opened(parties, answers)
     for answered in ([0, 1, 2, 3], [0, 1, 2, 3, 4]):
-        with pytest.raises(Refused, match="opened already"):
-            parties.ends[0].step(header("open", answered=answered))
+        with pytest.raises(Refused, match="closed already"):
+            parties.ends[0].step(header("close", answered=answered))
+    words = next(said["words"] for i, said in reversed(parties.said) if i == 0 and said["step"] == "open")
+    with pytest.raises(Refused, match="opened already"):
+        parties.ends[0].step(plain(header("open", words=words)))
     with pytest.raises(Refused, match="prepared already"):
         parties.ends[0].step(header("prepare"))
 
@@ -283,19 +294,91 @@ def test_silos_refuse_to_open_what_the_plan_does_not_have(answered, words):
     parties = Parties()
     parties.answers(parties.prepare())
     with pytest.raises(Refused, match=words):
-        parties.ends[0].step(header("open", answered=answered))
+        parties.ends[0].step(header("close", answered=answered))
 
 
-def test_no_two_openings_find_enough_silos():
-    """A server that tells some silos of one set and the others of another: one colluding silo helps it twice."""
-    parties = Parties()
+def confirming(liar: Any, told: Mapping[int, Any], what: str) -> dict[int, dict[str, str]]:
+    """What each silo is shown of the others' words, with those of a silo that confirms whatever the server likes."""
+    shown: dict[int, dict[str, str]] = {}
+    for j in told:
+        liar.question._confirmed[what] = told[j]["is"]
+        shown[j] = {str(i): each["words"][str(j)] for i, each in told.items() if str(j) in each["words"]}
+        shown[j][str(liar.index)] = liar.question._word(what, liar.index, j).hex()
+    return shown
+
+
+# Each honest silo is told of another set, none of more than two missing. Together they would hand out the keys of
+# silos 2, 3 and 4, with the shares that the colluding silo 5 holds, and seeds of the others: the sum of silos 0 and 1.
+OTHER_SETS = {0: {2, 3}, 1: {2, 4}, 2: {3, 4}, 3: {2, 4}, 4: {2, 3}}
+
+
+def test_a_server_that_tells_every_silo_another_set_opens_nothing():
+    parties = Parties(missing=2, colluding=1, sizes=(300,) * 6)
     parties.answers(parties.prepare())
-    one = [parties.ends[i].step(header("open", answered=[0, 1, 2, 3, 4])) for i in (0, 1)]
-    other = [parties.ends[i].step(header("open", answered=[0, 2, 3, 4])) for i in (2, 3)]
-    assert all(str(1) not in plain(told["keys"]) for told in one)
-    assert all(str(1) not in plain(told["seeds"]) for told in other)
-    shares = 3  # two silos of either group, and the colluding one: 4 are needed to know silo 1's key, or its seed
-    assert shares < len(SIZES) - parties.plan.channel.missing
+    told: dict[int, Any] = {}
+    for j, left_out in OTHER_SETS.items():
+        answered = [i for i in range(6) if i not in left_out]
+        told[j] = plain(parties.ends[j].step(header("close", answered=answered)))
+        told[j]["is"] = ",".join(map(str, answered))
+    for j, words in confirming(parties.ends[5], told, "answered").items():
+        with pytest.raises(Refused, match=r"silos were told the same \(answered\), 4 are needed"):
+            parties.ends[j].step(header("open", words=words))
+        assert not parties.ends[j].question.opened
+
+
+def test_a_server_that_tells_silos_of_different_partners_gets_no_answer():
+    """Two groups with enough colluding silos in each would be two sums, with less noise than is accounted."""
+    parties = Parties(missing=2, colluding=1, sizes=(300,) * 6)
+    made = {i: plain(parties.ends[i].step(header("prepare"))) for i in range(6)}
+    told: dict[int, Any] = {}
+    for group in ((0, 1, 4, 5), (2, 3, 4, 5)):
+        publics = {str(i): made[i]["public"] for i in group}
+        for j in group[:2]:
+            boxes = {str(i): made[i]["sealed"][str(j)] for i in group if i != j}
+            told[j] = plain(parties.ends[j].step(header("shares", publics=publics, sealed=boxes)))
+            told[j]["is"] = ",".join(f"{i}:{''.join(publics[str(i)])}" for i in group)
+    for j, words in confirming(parties.ends[5], told, "takers").items():
+        with pytest.raises(Refused, match=r"3 silos were told the same \(takers\), 4 are needed"):
+            parties.ends[j].step(header("agree", words=words))
+        with pytest.raises(Refused, match="not taken and confirmed"):
+            parties.answers([j])
+
+
+def test_a_set_confirmed_in_one_round_is_not_in_another():
+    parties = Parties()
+    opened(parties, parties.answers(parties.prepare()))
+    old = next(said["words"] for i, said in parties.said if i == 0 and said["step"] == "open")
+    parties.server.expect(1, "value", SIZES, D)
+    parties.prepare()
+    parts = parts_of(parties.plan, VALUES, round=1)
+    parties.ends[0].send(1, "value", parts[0])
+    parties.ends[0].step(header("close", answered=[0, 1, 2, 3, 4]) | {"round": 1})
+    with pytest.raises(Refused, match="1 silos were told the same"):
+        parties.ends[0].step(plain(header("open", words=old)) | {"round": 1})
+
+
+@pytest.mark.parametrize(
+    "forged", ["another silo's word", "a word of another question", "its own word back", "nothing"]
+)
+def test_words_that_confirm_are_the_senders_and_for_one_question(forged):
+    parties = Parties()
+    seen: list[dict[str, Any]] = []
+    for round in (0, 1):
+        made = {i: plain(parties.ends[i].step(header("prepare") | {"round": round})) for i in range(5)}
+        publics = {str(i): made[i]["public"] for i in range(5)}
+        boxes = lambda j, made=made: {str(i): made[i]["sealed"][str(j)] for i in range(5) if i != j}
+        given = {j: header("shares", publics=publics, sealed=boxes(j)) | {"round": round} for j in range(5)}
+        seen.append({j: plain(parties.ends[j].step(given[j]))["words"] for j in range(5)})
+    good = {str(i): seen[1][i]["0"] for i in range(1, 5)}
+    bad = {
+        "another silo's word": {"1": good["2"], "2": good["1"], "3": good["4"], "4": good["3"]},
+        "a word of another question": {str(i): seen[0][i]["0"] for i in range(1, 5)},
+        "its own word back": seen[1][0],
+        "nothing": {"0": good["1"], "7": good["2"]},
+    }[forged]
+    with pytest.raises(Refused, match=r"1 silos were told the same \(takers\), 4 are needed"):
+        parties.ends[0].step(header("agree", words=bad) | {"round": 1})
+    parties.ends[0].step(header("agree", words=good) | {"round": 1})
 
 
 def swapped(told: dict[str, Any], change: str) -> dict[str, Any]:
@@ -342,7 +425,7 @@ def test_what_a_server_swaps_on_the_way_is_refused(change, words):
     told = header("shares", publics=publics, sealed=boxes)
     with pytest.raises(Refused, match=words):
         fresh.ends[0].step(swapped(told, change))
-    with pytest.raises(Refused, match="shares were not taken"):
+    with pytest.raises(Refused, match="shares were not taken and confirmed"):
         fresh.answers([0])
 
 
@@ -371,13 +454,13 @@ def test_a_silo_that_starts_again_opens_what_it_sent():
     weights = np.asarray(parties.plan.facts.weights)
     noise = opened(parties, answers) - weights @ VALUES
     assert np.std(noise) < 1.5 * parties.plan.std_of_average("value")
-    with pytest.raises(Refused, match="opened already"):
-        fresh.step(header("open", answered=[0, 1, 2, 3, 4]))
+    with pytest.raises(Refused, match="closed already"):
+        fresh.step(header("close", answered=[0, 1, 2, 3, 4]))
 
 
 def test_without_missing_silos_there_is_nothing_to_open():
     end = ends_of(planned())[0]
     with pytest.raises(Refused, match="every silo in every sum"):
-        end.step(header("open", answered=[0]))
+        end.step(header("close", answered=[0]))
     assert Public.of(["00", "11"]) == (b"\x00", b"\x11")
     assert summing.narrowed(np.array([2**40 + 5], np.uint64), 32).tolist() == [5]

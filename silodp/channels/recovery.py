@@ -5,10 +5,13 @@ its own; it hides its part under all of them. It gives each other silo a share o
 two share in this run. A sum is opened once, over one set: the silos that answered. Of each of these the others hand out
 their share of the seed, of each missing one their share of the key, never both. `threshold` shares give a secret back.
 
-Two openings of one question would need 2 threshold shares from N silos of which only colluding ones hand out two. So
-2 threshold > N + colluding excludes them; with threshold = N - missing that is colluding + 2 missing < N. Then no
-server learns two sums of a round, and none learns key and seed of a silo. Whoever answered too late stays under its
-own pad, which nobody opens.
+What silos are told they first confirm to each other: who takes part before they hide anything, who answered before they
+open anything. A silo confirms one set, and goes on when `threshold` silos have confirmed the same. Two sets would need
+2 threshold confirmations from N silos of which only colluding ones give two, so 2 threshold > N + colluding excludes
+them; with threshold = N - missing that is colluding + 2 missing < N. Hence all honest silos of a question hide from the
+same others and open the same set, at least threshold - colluding of them are in it, and the sum over exactly these is
+all that a server can read. Without confirmations it could name each silo another set, collect the keys of more silos
+than may be missing, and read the sum of too few. Whoever answered too late stays under its own pad, which nobody opens.
 
 What a server could swap is bound together: keys and commitments are authenticated with every sealed share, and these
 depend on all that the silos agreed on. A share that is not what was shared shows when a secret does not fit its key or
@@ -18,6 +21,7 @@ its commitment.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +37,7 @@ PRIME = 2**521 - 1  # a Mersenne prime, above every secret of 256 bits
 SHARE = 66  # bytes of a number below it
 OWN = b"silodp own pad 1"
 ONCE = b"silodp once 1"
+TAKERS, ANSWERED = "takers", "answered"  # what silos confirm to each other, in this order
 
 
 def split(secret: bytes, holders: Iterable[int], threshold: int) -> dict[int, bytes]:
@@ -99,6 +104,8 @@ class Question:
         self.public = Public(self._key.public_key().public_bytes_raw(), commitment(self._seed))
         self._shares: dict[int, tuple[bytes, bytes]] = {}  # of the others' keys and seeds
         self._publics: dict[int, Public] = {}
+        self._confirmed: dict[str, str] = {}  # what this silo has confirmed, each once
+        self._agreed: set[str] = set()  # and `threshold` silos with it
         self.sent = self.opened = False
 
     def state(self) -> dict[str, Any]:
@@ -108,6 +115,8 @@ class Question:
             "secrets": [self._key.private_bytes_raw().hex(), self._seed.hex()],
             "shares": {i: [share.hex() for share in both] for i, both in self._shares.items()},
             "publics": {i: public.text for i, public in self._publics.items()},
+            "confirmed": self._confirmed,
+            "agreed": sorted(self._agreed),
             "done": [self.sent, self.opened],
         }
 
@@ -120,6 +129,7 @@ class Question:
         shares = {int(i): tuple(map(bytes.fromhex, both)) for i, both in state["shares"].items()}
         question._shares = {i: (key, seed) for i, (key, seed) in shares.items()}
         question._publics = {int(i): Public.of(text) for i, text in state["publics"].items()}
+        question._confirmed, question._agreed = dict(state["confirmed"]), set(state["agreed"])
         question.sent, question.opened = state["done"]
         return question
 
@@ -131,8 +141,8 @@ class Question:
         self._shares[self.index] = keys[self.index], seeds[self.index]
         return {j: self._box(self.index, j, self.public, keys[j] + seeds[j]) for j in self.present if j != self.index}
 
-    def take(self, publics: Mapping[int, Public], sealed: Mapping[int, bytes]) -> None:
-        """The keys and sealed shares of all silos that take part, once."""
+    def take(self, publics: Mapping[int, Public], sealed: Mapping[int, bytes]) -> dict[int, bytes]:
+        """The keys and sealed shares of all silos that take part, once. Returns what confirms them to the others."""
         if self._publics or self.sent:
             raise Refused(f"shares of {self.label}: taken already")
         if not set(publics) <= set(self.present) or publics.get(self.index) != self.public:
@@ -147,10 +157,34 @@ class Question:
             opened = self._unbox(i, publics[i], sealed.get(i, b""))
             self._shares[i] = opened[:SHARE], opened[SHARE:]
         self._publics = dict(publics)
+        listed = [f"{i}:{public.whole.hex()}" for i, public in sorted(publics.items())]
+        return self._confirms(TAKERS, ",".join(listed))
+
+    def _confirms(self, what: str, told: str) -> dict[int, bytes]:
+        self._confirmed[what] = told
+        return {j: self._word(what, self.index, j) for j in self._publics if j != self.index}
+
+    def _word(self, what: str, sender: int, receiver: int) -> bytes:
+        """By which a silo tells another one what it was told; nobody but the two can write it."""
+        secret = self.masks.between(receiver if sender == self.index else sender)
+        told = f"{self.label}|{what}|{sender}>{receiver}|{self._confirmed[what]}"
+        return derived(secret, b"silodp confirm 1|" + told.encode())
+
+    def agree(self, what: str, words: Mapping[int, bytes]) -> None:
+        """Go on if enough of the others confirm what this silo was told."""
+        if what not in self._confirmed:
+            raise Refused(f"sum {self.label}: nothing to confirm yet")
+        fits = lambda i: hmac.compare_digest(words[i], self._word(what, i, self.index))
+        alike = [i for i in words if i in self._publics and i != self.index and fits(i)]
+        if len(alike) + 1 < self.threshold:
+            raise Refused(
+                f"sum {self.label}: {len(alike) + 1} silos were told the same ({what}), {self.threshold} are needed"
+            )
+        self._agreed.add(what)
 
     def hide(self, values: Words, context: bytes) -> Words:
-        if not self._publics or self.sent:
-            raise Refused(f"message {self.label}: sent already, or its shares were not taken")
+        if TAKERS not in self._agreed or self.sent:
+            raise Refused(f"message {self.label}: sent already, or its shares were not taken and confirmed")
         self.sent = True
         label = f"{self.label}|{context.hex()}"
         hidden = padded(values, self._seed, label, adds=True)
@@ -159,18 +193,24 @@ class Question:
             hidden = padded(hidden, secret, label, adds=self.index < other)
         return hidden
 
-    def open(self, answered: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """This silo's shares of the seeds of those that answered, and of the keys of those that did not."""
-        if self.opened or not self.sent:
-            raise Refused(f"sum {self.label}: opened already, or this silo is not in it")
+    def close(self, answered: Sequence[int]) -> dict[int, bytes]:
+        """The one set that this silo will open. Returns what confirms it to the others."""
+        if ANSWERED in self._confirmed or not self.sent:
+            raise Refused(f"sum {self.label}: closed already, or this silo is not in it")
         if not set(answered) <= set(self._shares) or len(set(answered)) != len(answered):
             raise Refused(f"sum {self.label}: silos {list(answered)} are not those that take part")
         if self.index not in answered:
             raise Refused(f"sum {self.label}: this silo answered; it is not opened as missing")
         if len(answered) < self.threshold:
             raise Refused(f"sum {self.label}: over {len(answered)} silos, the plan needs {self.threshold}")
+        return self._confirms(ANSWERED, ",".join(map(str, sorted(answered))))
+
+    def open(self) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """This silo's shares of the seeds of those that answered, and of the keys of those that did not."""
+        if self.opened or ANSWERED not in self._agreed:
+            raise Refused(f"sum {self.label}: opened already, or not closed and confirmed")
         self.opened = True
-        seeds = {i: self._shares[i][1] for i in answered}
+        seeds = {i: self._shares[i][1] for i in map(int, self._confirmed[ANSWERED].split(","))}
         return seeds, {i: self._shares[i][0] for i in self._shares if i not in seeds}
 
     def _box(self, sender: int, receiver: int, public: Public, shares: bytes) -> bytes:

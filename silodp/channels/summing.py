@@ -1,7 +1,8 @@
 """Sums between processes: a silo's masked part of one, and how the server reads it.
 
-Without `missing` a question is one message of each silo. With it there are three more (silodp.channels.recovery):
-`prepare` (keys and sealed shares), `shares` (they are handed round) and, after the answers, `open`.
+Without `missing` a question is one message of each silo. With it there are five more (silodp.channels.recovery):
+`prepare` (keys and sealed shares), `shares` (they are handed round), `agree` (all were told the same), and after the
+answers `close` (who answered) and `open`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from silodp.channels.channel import Channel, Packed, ServerEnd, SiloEnd, Talk
 from silodp.channels.masks import Masks, Words
-from silodp.channels.recovery import Public, Question, opened_sum
+from silodp.channels.recovery import ANSWERED, TAKERS, Public, Question, opened_sum
 from silodp.discrete import discrete_gaussian
 from silodp.doubles import Double, exact
 from silodp.errors import Gone, Refused
@@ -30,6 +31,7 @@ from silodp.releases import Account, Vector
 if TYPE_CHECKING:
     from silodp.channels.aggregated import Aggregated, Part
 
+STEPS = ("prepare", "shares", "agree", "close", "open")  # around a question
 CHUNK = 1 << 16  # numbers that are packed at a time
 
 
@@ -156,12 +158,17 @@ class AggregatedSilo(MaskedEnd):
         question = self._asked(round, query)
         if header["step"] == "shares":
             publics = {int(i): Public.of(text) for i, text in header["publics"].items()}
-            question.take(publics, {int(i): bytes.fromhex(box) for i, box in header["sealed"].items()})
+            return {"words": texts(question.take(publics, secrets(header["sealed"])))}
+        if header["step"] == "agree":
+            question.agree(TAKERS, secrets(header["words"]))
             return {}
+        if header["step"] == "close":
+            return {"words": texts(question.close([int(i) for i in header["answered"]]))}
         if header["step"] == "open":
-            seeds, keys = question.open([int(i) for i in header["answered"]])
+            question.agree(ANSWERED, secrets(header["words"]))
+            seeds, keys = question.open()
             return {"seeds": texts(seeds), "keys": texts(keys)}
-        raise Refused(f"sum: step {header['step']!r} is unknown; there are prepare, shares and open")
+        raise Refused(f"sum: step {header['step']!r} is unknown; there are {', '.join(STEPS)}")
 
     def _prepare(self, round: int, query: str) -> dict[str, Any]:
         label, present = f"{round}/{query}", self.facts.present(round)
@@ -201,7 +208,7 @@ class SumEnd(ServerEnd):
         boxes = lambda j: {i: answer["sealed"][str(j)] for i, answer in told.items() if i != j}
         publics = {i: public.text for i, public in self.publics.items()}
         taken = self._all(talk, {j: {"step": "shares", "publics": publics, "sealed": boxes(j)} for j in told})
-        return sorted(taken)
+        return sorted(self._all(talk, {j: {"step": "agree", "words": words_to(j, taken)} for j in taken}))
 
     def open(self, talk: Talk, answered: Sequence[int]) -> None:
         """Asks the silos that answered to open the sum over them."""
@@ -209,7 +216,8 @@ class SumEnd(ServerEnd):
             return
         self.answered = sorted(answered)
         self._check_left(len(self.answered))
-        told = self._all(talk, {j: {"step": "open", "answered": self.answered} for j in answered})
+        closed = self._all(talk, {j: {"step": "close", "answered": self.answered} for j in answered})
+        told = self._all(talk, {j: {"step": "open", "words": words_to(j, closed)} for j in closed})
         gather = lambda what, i: {j: bytes.fromhex(told[j][what][str(i)]) for j in told}
         self.seeds = {i: gather("seeds", i) for i in self.answered}
         self.keys = {i: gather("keys", i) for i in self.publics if i not in self.answered}
@@ -266,6 +274,15 @@ class SumEnd(ServerEnd):
 
 def texts(secrets: Mapping[int, bytes]) -> dict[int, str]:
     return {i: each.hex() for i, each in secrets.items()}
+
+
+def secrets(texts: Mapping[str, str]) -> dict[int, bytes]:
+    return {int(i): bytes.fromhex(each) for i, each in texts.items()}
+
+
+def words_to(silo: int, told: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """By which the others confirm to a silo what they were told."""
+    return {i: each["words"][str(silo)] for i, each in told.items() if i != silo}
 
 
 def _hex_bytes(tree: Any) -> int:

@@ -372,6 +372,30 @@ MUTANTS = [
         "tests/test_channels_aggregated.py::test_a_sum_is_opened_once_and_over_one_set",
     ),
     Mutant(
+        "closed-twice", "silodp/channels/recovery.py",
+        "if ANSWERED in self._confirmed or not self.sent:", "if not self.sent:",
+        "a silo confirms two sets of one question",
+        "tests/test_channels_aggregated.py::test_a_sum_is_opened_once_and_over_one_set",
+    ),
+    Mutant(
+        "opened-on-the-servers-word", "silodp/channels/recovery.py",
+        "if len(alike) + 1 < self.threshold:", "if not words:",
+        "a server names every silo another set, and reads the sum of too few",
+        "tests/test_channels_aggregated.py::test_a_server_that_tells_every_silo_another_set_opens_nothing",
+    ),
+    Mutant(
+        "hidden-from-unconfirmed-partners", "silodp/channels/recovery.py",
+        "if TAKERS not in self._agreed or self.sent:", "if not self._publics or self.sent:",
+        "a server splits the silos into two groups that hide from each other",
+        "tests/test_channels_aggregated.py::test_a_server_that_tells_silos_of_different_partners_gets_no_answer",
+    ),
+    Mutant(
+        "any-question-confirms", "silodp/channels/recovery.py",
+        'told = f"{self.label}|{what}|{sender}>{receiver}|', 'told = f"{what}|{sender}>{receiver}|',
+        "a set that was confirmed in one round counts in all",
+        "tests/test_channels_aggregated.py::test_a_set_confirmed_in_one_round_is_not_in_another",
+    ),
+    Mutant(
         "opened-over-few", "silodp/channels/recovery.py",
         "if len(answered) < self.threshold:", "if not answered:",
         "a sum of few silos, with less noise than is accounted, is opened",
