@@ -20,6 +20,7 @@ import silodp
 from silodp.errors import ConfigError
 from silodp.front import bundle
 from silodp.front.fitting import fingerprint
+from silodp.report.html import Html, page
 from silodp.run.prepare import prepare
 from tests.conftest import made_data
 from tests.pages import problems
@@ -75,12 +76,24 @@ def test_a_loaded_estimator_is_the_one_that_was_saved(saved, tmp_path):
     assert (back.report_, back.certificate_, back.plan_fingerprint_) == (
         clf.report_, json.loads(json.dumps(clf.certificate_)), clf.plan_fingerprint_
     )  # fmt: skip
+    assert back.held_out_ == clf.held_out_
     assert back.get_params() == clf.get_params() | {"random_state": None}
     assert back.score(raw(), "outcome") == clf.score(raw(), "outcome")
     np.testing.assert_array_equal(back.to_sklearn().coef_, clf.to_sklearn().coef_)
     np.testing.assert_array_equal(back.feature_names_in_, clf.feature_names_in_)
     again = back.save(tmp_path / "again")
     assert (again / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
+
+
+def test_what_a_notebook_shows_of_an_estimator(saved):
+    for clf, went in ((fitted(), True), (silodp.load(saved), False)):
+        shown = clf._repr_mimebundle_()["text/html"]
+        own = shown[shown.index('<div class="silodp">') :]
+        assert problems(page("In a notebook", Html(own))) == []
+        assert "sk-estimator" in shown and "at most" in own and "protects nobody" in own
+        assert ("How it went" in own) == went  # no bundle holds a history
+        assert "at most" in clf.certificate_._repr_html_()
+    assert 'class="silodp"' not in silodp.SiloClassifier()._repr_mimebundle_()["text/html"]
 
 
 def test_what_a_bundle_holds_and_what_it_does_not(saved):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,14 +20,18 @@ from silodp.deploy.guard import Guard, open_ledger, total_with
 from silodp.deploy.policy import Denied, read_policy
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.server import CERTIFICATES, CHECKPOINT, MODEL, drive
+from silodp.deploy.signing import words
 from silodp.deploy.spending import over_runs, read, written
 from silodp.deploy.wire import Late, decode
+from silodp.digits import rounded_up
 from silodp.doubles import Double
 from silodp.errors import ConfigError, Refused
 from silodp.privacy import accountant
 from silodp.privacy.clones import Messages, Shuffled
 from silodp.privacy.kinds import Disjoint, FixedSize, Full, Masked, Poisson, Releases, Spent, TwoLevel
+from silodp.report.files import write_report
 from tests.guards import X0, Federation, config_of
+from tests.pages import Reader, problems
 
 
 @pytest.fixture
@@ -92,6 +97,25 @@ def test_a_pass_over_the_records_in_each_run_counts_each_time():
 # --- a run through guards ----------------------------------------------------------------------------------------
 
 
+def check_report(run: Path, document: Document, told: dict[str, dict]) -> None:
+    """Its page has the signatures and what every ledger says over all runs; it is not written for another model."""
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert problems(text) == []
+    read = Reader(text).text
+    assert "a real federation" in read and "protects nobody" not in read and "one machine" not in read
+    assert all(document.keys[site] not in read and words(document.keys[site]) in read for site in document.sites)
+    for body in told.values():
+        assert f"{rounded_up(body['total_epsilon'])} in 1 run at delta 0.0001" in read
+        assert body["ledger"][1][:16] in read and body["model"] in read
+    model = run / "model.safetensors"
+    kept = model.read_bytes()
+    model.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    with pytest.raises(ConfigError, match="not the model that the silos' certificates name"):
+        write_report(run)
+    model.write_bytes(kept)
+    assert write_report(run).read_text(encoding="utf-8") == text
+
+
 def test_a_run_ends_in_certificates_that_anybody_can_check(sites, tmp_path):
     document = sites.document()
     approvals = sites.approve(document)
@@ -107,6 +131,7 @@ def test_a_run_ends_in_certificates_that_anybody_can_check(sites, tmp_path):
             verified(forged, document)
     with pytest.raises(Refused, match="missing: south"):
         verified(certificates[:1], document)
+    check_report(tmp_path / "run", document, told)
     # Closed: no question of this run is answered any more, and the ledger says what was counted.
     assert asked(sites, document, 3)["code"] == "run"
     assert drive(document, approvals, sites.rpc, tmp_path / "run") == certificates

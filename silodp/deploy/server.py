@@ -2,7 +2,7 @@
 
     DIR/plan.json, approvals/    the plan and the sites' approvals
     DIR/checkpoint.safetensors   the run between two rounds, with a checksum; DIR/coins.*: a round's own coins
-    DIR/status.json              for the status page; DIR/model.safetensors, certificates.json: the results
+    DIR/status.json              for the status page; DIR/model.safetensors, certificates.json, report.html: the results
 
 It has no records. Nothing that was computed on records is in its files unless a plan has it as a charged stream.
 """
@@ -38,11 +38,13 @@ from silodp.errors import ConfigError, Refused
 from silodp.models import Model
 from silodp.objective import penalised
 from silodp.plan.parts import trained_model
+from silodp.report.files import write_report
 from silodp.server import build_average
 from silodp.stages.figures import held_out_figures
 from silodp.stages.maps import Map, with_steps
 
-CHECKPOINT, MODEL, CERTIFICATES, STATUS, HELD_OUT = (
+PLAN, CHECKPOINT, MODEL, CERTIFICATES, STATUS, HELD_OUT = (
+    "plan.json",
     "checkpoint.safetensors",
     "model.safetensors",
     "certificates.json",
@@ -216,7 +218,9 @@ class Driver:
         for link in self.links:
             link.send({"kind": "certificate", "model": told}, {})
         certificates = [link.receive()[0]["certificate"] for link in self.links]
+        write_whole(self.folder / PLAN, canonical(self.document.tree))
         write_whole(self.folder / CERTIFICATES, json.dumps(certificates, indent=2).encode())
+        write_report(self.folder)
         return certificates
 
     def model_tree(self, output: np.ndarray) -> dict[str, np.ndarray]:

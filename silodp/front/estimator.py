@@ -25,6 +25,8 @@ from silodp.front.predictor import predictor_of
 from silodp.front.records import Rows, SchemaLike
 from silodp.front.report import report
 from silodp.parse import parse_config
+from silodp.report.notebook import Certificate, of_story
+from silodp.report.story import Story
 from silodp.run.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -61,6 +63,14 @@ class SiloEstimator(BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_predictor")
+
+    def _html_repr(self) -> str:
+        """scikit-learn's diagram and, once fitted, the report: what a notebook shows."""
+        diagram: str = super()._html_repr()  # pyright: ignore[reportAttributeAccessIssue]
+        if not self.__sklearn_is_fitted__():
+            return diagram
+        title, history = self.report_.partition("\n")[0], getattr(self, "history_", ())  # no bundle holds a history
+        return diagram + of_story(Story(title, self.certificate_, history=history, held_out=self.held_out_))
 
     def _rows(self, X: Any, y: Any, silo: Any) -> Rows:
         """Records of arrays or of a frame of numbers, as scikit-learn checks them."""
@@ -126,6 +136,7 @@ class SiloEstimator(BaseEstimator):
             "inputs": self._inputs,
             "plan": self.plan_fingerprint_,
             "certificate": self.certificate_,
+            "held_out": self.held_out_,
         }
 
     def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
@@ -134,7 +145,9 @@ class SiloEstimator(BaseEstimator):
         self.n_features_in_, names = told["features"]["count"], told["features"]["names"]
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
-        self.certificate_, self.report_, self.plan_fingerprint_ = told["certificate"], text, told["plan"]
+        self.certificate_ = None if told["certificate"] is None else Certificate(told["certificate"])
+        self.report_, self.plan_fingerprint_ = text, told["plan"]
+        self.held_out_ = told.get("held_out")
         self._section, self._inputs, self._arrays = told["model"], told["inputs"], arrays
         self._predictor = predictor_of(self._section, arrays, self._inputs, self._outputs)
 
@@ -204,7 +217,8 @@ def fit_with(
         estimator.schema_ = known.closed(dict(zip(known.private, done.ranges, strict=True)))
     estimator._arrays, estimator._predictor, estimator._section = done.arrays, done.predictor, done.section
     estimator._inputs, estimator.plan_fingerprint_ = data.input_shape[0], done.fingerprint
-    estimator.history_, estimator.certificate_ = done.history, done.certificate
+    estimator.history_ = done.history
+    estimator.certificate_ = None if done.certificate is None else Certificate(done.certificate)
     title = (
         f"{type(estimator).__name__}: {config.model.kind if own is None else own.name} model by {done.algorithm}, "
         f"trust {config.privacy.trust}, silos: {len(data.silos)}, records: {sum(data.sizes)}"

@@ -14,6 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 16, 34, 56
 COLOURS = ("#0b5394", "#a64d00", "#38761d", "#741b47", "#444444", "#0c7c7c")
 DASHES = (None, "7 3", "2 3", "9 3 2 3", "4 4", "1 3")
 LEGEND = 20  # height of a line
+LETTERS = 80  # that fit below the x axis
 MARGIN = 0.03  # of the range, on both sides: a level at its end is seen
 
 
@@ -30,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over the same axes, and level lines such as baselines."""
+    """Lines over the same axes, and level lines such as baselines; `names`: of the places 1, 2, ... of the x axis."""
 
     title: str
     x_label: str
@@ -39,6 +40,8 @@ class Chart:
     levels: Sequence[tuple[str, float]] = field(default_factory=tuple)
     log_x: bool = False
     log_y: bool = False
+    names: Sequence[str] = ()
+    joined: bool = True  # the points of a line
 
 
 def drawn(chart: Chart, words: str) -> Html:
@@ -101,10 +104,10 @@ def decades(low: float, high: float) -> list[float]:
 def axis_marks(chart: Chart, x: Scale, y: Scale) -> Iterator[Html]:
     floor = HEIGHT - BOTTOM
     yield text(chart.title, WIDTH / 2, 18, "middle", font_weight="600")
-    for tick in x.ticks:
+    for tick, words in named_ticks(chart, x):
         place = x.place(tick)
         yield stroke(place, floor, place, floor + 5, "#55555f")
-        yield text(f"{tick:.4g}", place, floor + 20, "middle")
+        yield text(words, place, floor + 20, "middle")
     for tick in y.ticks:
         place = y.place(tick)
         yield stroke(LEFT, place, WIDTH - RIGHT, place, "#e3e3ea")
@@ -113,6 +116,14 @@ def axis_marks(chart: Chart, x: Scale, y: Scale) -> Iterator[Html]:
     yield text(chart.x_label, (LEFT + WIDTH - RIGHT) / 2, floor + 42, "middle")
     middle = (TOP + floor) / 2
     yield text(chart.y_label, 16, middle, "middle", transform=f"rotate(-90 16 {middle:g})")
+
+
+def named_ticks(chart: Chart, x: Scale) -> list[tuple[float, str]]:
+    """Names where there is room for them, else numbers."""
+    if chart.names and len(chart.names) * max(map(len, chart.names)) <= LETTERS:
+        return [(float(number), name) for number, name in enumerate(chart.names, start=1)]
+    whole = [tick for tick in x.ticks if not chart.names or tick == round(tick)]
+    return [(tick, f"{tick:.4g}") for tick in whole]
 
 
 def level_marks(chart: Chart, y: Scale) -> Iterator[Html]:
@@ -133,7 +144,8 @@ def line_marks(chart: Chart, x: Scale, y: Scale) -> Iterator[Html]:
             if math.isfinite(a) and math.isfinite(b) and (b > 0 or not chart.log_y)
         ]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in points)
-        yield tag("polyline", points=path, fill="none", stroke=colour, stroke_width=2, stroke_dasharray=dash)
+        if chart.joined:
+            yield tag("polyline", points=path, fill="none", stroke=colour, stroke_width=2, stroke_dasharray=dash)
         for a, b, low, high in points if line.marked or line.errors else ():
             yield tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r=3.5, fill=colour)
             if low != high:

@@ -1,4 +1,4 @@
-"""Reports of directories: of a run, or of a saved model (a bundle). Only JSON and text are read."""
+"""Reports of directories: of a run, or of a saved model (a bundle). JSON and text are read; the rest is hashed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ ID_DIGITS = 16
 
 
 def story_of(directory: Path) -> Story:
-    """Of a run that is complete, or of a bundle."""
+    """Of a run that is complete, on one machine or of a real federation, or of a bundle."""
     if (directory / "bundle.json").is_file():
         return story_of_bundle(read_json(directory / "bundle.json"))
+    if (directory / "certificates.json").is_file():
+        from silodp.report.federation import story_of_federation
+
+        return story_of_federation(directory)
     if not (directory / "summary.json").is_file():
         raise ConfigError(f"{str(directory)!r}: neither a finished run (summary.json) nor a saved model (bundle.json)")
     return story_of_run(directory)
@@ -41,6 +45,7 @@ def story_of_run(directory: Path) -> Story:
         history=history,
         baselines=baselines,
         notes=["The noise was drawn once: another draw gives other results."] if summary["private"] else [],
+        held_out=summary.get("held_out"),
     )
 
 
@@ -78,11 +83,12 @@ def story_of_bundle(index: Mapping[str, Any]) -> Story:
         ],
         versions=index["versions"],
         hashes=hashes,
+        held_out=index.get("held_out"),
     )
 
 
 def day_and_time(stamp: str | None) -> str | None:
-    return None if stamp is None else stamp.replace("T", " ").removesuffix("+00:00")
+    return None if stamp is None else stamp.replace("T", " ").removesuffix("+00:00").removesuffix("Z")
 
 
 def title_of(what: str, silos: Iterable[Mapping[str, Any]]) -> str:
@@ -96,8 +102,8 @@ def run_id(hashes: Pairs) -> str:
     return hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in hashes).encode()).hexdigest()[:ID_DIGITS]
 
 
-def hashes_of(directory: Path) -> Pairs:
-    files = [directory / name for name in HASHED]
+def hashes_of(directory: Path, names: Iterable[str] = HASHED) -> Pairs:
+    files = [directory / name for name in names]
     return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files if file.is_file()]
 
 

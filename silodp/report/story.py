@@ -11,6 +11,7 @@ import numpy as np
 from silodp.digits import rounded_up
 from silodp.report.chart import Chart, Line, drawn
 from silodp.report.found import LABELS, LOGARITHMIC, Measured
+from silodp.report.held_out import held_out_section
 from silodp.report.html import Html, facts, items, joined, page, section, table, tag
 from silodp.report.words import (
     BEFORE,
@@ -24,11 +25,13 @@ from silodp.report.words import (
     worst,
 )
 
+SIGNED = ("silo", "date (UTC)", "key, in words", "last entry of its ledger", "signature")
 Pairs = Sequence[tuple[str, Any]]
 ON_RECORDS = (
     "Numbers in this section that are not said to be private were computed on the records themselves. No epsilon "
     "covers them: leave them out before the page goes to somebody who may not see the records."
 )
+UNSIGNED = "Nobody has signed this page. The hashes tell mixed-up and damaged files, not forgers."
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,42 @@ class Story:
 
     title: str
     certificate: Mapping[str, Any] | None
-    made: Pairs  # how: algorithm, trust model, rounds ...
-    versions: Mapping[str, str]
-    hashes: Pairs
+    made: Pairs = ()  # how: algorithm, trust model, rounds ...
+    versions: Mapping[str, str] = field(default_factory=dict)
+    hashes: Pairs = ()
     found: Sequence[Measured] = ()
     history: Sequence[Mapping[str, float]] = ()
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by column of the history
     notes: Sequence[str] = ()  # what the section on what was found says beside
+    held_out: Mapping[str, Any] | None = None  # released about held-out records, with standard errors
+    signatures: Sequence[Sequence[str]] = ()  # rows of who signed what
 
 
 def told(story: Story) -> str:
     """The whole page."""
     return page(
-        story.title, *beginning(story.certificate), *sections_of(story.certificate), *what_was_found(story),
-        *not_covered(story.certificate), how_it_was_made(story),
+        story.title, *beginning(story.certificate), *sections_of(story.certificate), *how_good(story),
+        *what_was_found(story), *not_covered(story.certificate), *signed(story), how_it_was_made(story),
     )  # fmt: skip
+
+
+def how_good(story: Story) -> Iterator[Html]:
+    if story.held_out is not None:
+        yield held_out_section(story.held_out, private=story.certificate is not None)
+
+
+def signed(story: Story) -> Iterator[Html]:
+    if story.signatures:
+        yield section(
+            "Signatures",
+            tag("p", "Each silo counted its own releases and signed what they come to. All signatures were checked "
+                "when this page was written. silodp verify checks them again, with public keys only."),
+            table("Signed certificates", SIGNED, [hashes_small(row) for row in story.signatures]),
+        )  # fmt: skip
+
+
+def hashes_small(row: Sequence[str]) -> list[Any]:
+    return [*row[:2], *(tag("span", cell, class_="hash") for cell in row[2:])]
 
 
 def beginning(certificate: Mapping[str, Any] | None) -> Iterator[Html]:
@@ -98,23 +122,26 @@ def honest(certificate: Mapping[str, Any]) -> Html:
 
 
 def each_silo(silos: Sequence[Mapping[str, Any]]) -> Html:
-    groups = silos[0]["several_records_of_one_person"]
+    groups, spent = silos[0]["several_records_of_one_person"], "spent" in silos[0]
     heads = (
-        "silo",
-        "records",
-        "epsilon",
-        "delta",
+        "silo", "records", "epsilon", "delta", *(["epsilon spent over all runs, by its ledger"] if spent else []),
         *(f"epsilon of a person with {g['records']} records" for g in groups),
-    )
+    )  # fmt: skip
     rows = [
         (
             silo["silo"], f"{silo['records']:,}", rounded_up(silo["epsilon"]), rounded_up(silo["delta"]),
+            *([over_runs(silo["spent"])] if spent else []),
             *(rounded_up(group["epsilon"]) for group in silo["several_records_of_one_person"]),
         )
         for silo in silos
     ]  # fmt: skip
     promises = table("Promise of each silo", heads, rows, range(1, len(heads)))
     return section("Each silo", promises, *releases(silos), *colluding(silos))
+
+
+def over_runs(spent: Mapping[str, Any]) -> str:
+    runs = "1 run" if spent["runs"] == 1 else f"{spent['runs']} runs"
+    return f"{rounded_up(spent['epsilon'])} in {runs} at delta {rounded_up(spent['delta'])}"
 
 
 def releases(silos: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
@@ -209,4 +236,5 @@ def how_it_was_made(story: Story) -> Html:
         facts("SHA-256 of the files", hashes) if hashes else Html(""),
         facts("Software", list(story.versions.items())),
         tag("p", "The numbers of the guarantee were computed from the releases that were counted, not from this page."),
+        *([] if story.signatures else [tag("p", UNSIGNED)]),
     )

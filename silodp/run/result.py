@@ -15,6 +15,8 @@ from jaxtyping import PyTree
 from silodp.config import Config
 from silodp.models import Model
 from silodp.records import as_arrays
+from silodp.report.files import story_of
+from silodp.report.notebook import Certificate, of_story
 from silodp.run.baselines import baselines
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.simulate import drawn_round
@@ -60,6 +62,17 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.history)
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What was promised and counted, as data; None of a run without privacy."""
+        return (
+            Certificate(RunDirectory(self.directory).read_json("certificate.json")) if self.summary["private"] else None
+        )
+
+    def _repr_html_(self) -> str | None:
+        """Its report, for a notebook; nothing where its files are gone."""
+        return of_story(story_of(self.directory)) if (self.directory / "summary.json").is_file() else None
 
     @property
     def trajectory(self) -> np.ndarray:

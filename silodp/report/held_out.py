@@ -1,0 +1,63 @@
+"""What was released about held-out records, as a table and a figure with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from silodp.report.chart import Chart, Line, drawn
+from silodp.report.found import NORMAL
+from silodp.report.html import Html, section, table, tag
+
+NAMES = {
+    "accuracy": "accuracy (share)",
+    "log_loss": "log loss (nats)",
+    "auc": "area under the ROC curve",
+    "majority": "accuracy of the majority class (share)",
+    "mse": "mean squared error (of the scaled target)",
+    "r2": "R² (the mean predictor has 0)",
+}
+DRAWN = ("accuracy", "r2")  # one figure, of the first that is there
+
+
+def held_out_section(told: Mapping[str, Any], *, private: bool) -> Html:
+    covered = (
+        "Each number has noise of its own, and the epsilon covers it: this section may be shown to anybody."
+        if private
+        else "No noise was added, and no epsilon covers these numbers."
+    )
+    metrics = [name for name in NAMES if name in told]
+    heads = ("silo", "records held out", *(NAMES[name] for name in metrics))
+    rows = [row("all", told, metrics), *(row(silo["silo"], silo, metrics) for silo in told["silos"])]
+    return section(
+        "How good the model is",
+        tag("p", f"Measured on {told['records']} records that were not trained on. {covered}"),
+        table("Held-out records; ± is half of a 95 % interval", heads, rows, range(1, len(heads))),
+        *figure(told, metrics),
+    )
+
+
+def row(name: str, told: Mapping[str, Any], metrics: Sequence[str]) -> tuple[str, ...]:
+    return (name, f"{told['records']:,}", *(shown(told[metric]) if metric in told else "-" for metric in metrics))
+
+
+def shown(measured: Mapping[str, float]) -> str:
+    return f"{measured['value']:.3f} ± {NORMAL * measured['error']:.2g}"
+
+
+def figure(told: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[Html]:
+    metric = next((name for name in DRAWN if name in metrics), None)
+    silos = [silo for silo in told["silos"] if metric in silo]
+    if metric is None or len(silos) < 2:
+        return
+    values, errors = ([silo[metric][part] for silo in silos] for part in ("value", "error"))
+    line = Line("a silo, with its 95 % interval", range(1, len(silos) + 1), values, [NORMAL * e for e in errors])
+    levels = [("all silos", told[metric]["value"])]
+    if metric == "accuracy" and "majority" in told:
+        levels.append(("majority class", told["majority"]["value"]))
+    if metric == "r2":
+        levels.append(("mean predictor", 0.0))
+    names = tuple(silo["silo"] for silo in silos)
+    chart = Chart("Held-out records of each silo", "silo", NAMES[metric], [line], levels, names=names, joined=False)
+    words = "; ".join(f"{silo['silo']} {shown(silo[metric])}" for silo in silos)
+    yield tag("figure", drawn(chart, words), tag("figcaption", words + "."))
