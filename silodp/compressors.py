@@ -38,7 +38,7 @@ _WORD_BYTES = 4
 
 
 def shift_rate(omega: float) -> float:
-    """gamma of shifted compression: how much of each compressed message moves the shift."""
+    """gamma of shifted compression, as SoteriaFL's Theorem 3 has it."""
     return math.sqrt((1.0 + 2.0 * omega) / (2.0 * (1.0 + omega) ** 3))
 
 

@@ -263,8 +263,16 @@ class AlgorithmConfig(OpenSection):
         default=None,
         description='what the server makes of estimates: heavy-ball, nesterov, adam, or {kind = "adam", ...}',
     )
-    step_decay: str | dict[str, str | float] | None = Field(
-        default=None, description='shorter steps later: linear, or {kind = "polynomial", power = 0.5}, exponential'
+    step_decay: str | dict[str, str | float] | list[float] | None = Field(
+        default=None,
+        description='shorter steps later: linear, {kind = "polynomial", power = 0.5}, exponential, or a list with a '
+        "factor for every round",
+    )
+    shift_rate: float | None = Field(
+        default=None, gt=0, le=1, description="gamma of shifted compression; the theorem's when left out"
+    )
+    shift_decay: str | dict[str, str | float] | list[float] | None = Field(
+        default=None, description="how gamma shrinks, as step_decay"
     )
 
     @model_validator(mode="after")
@@ -279,8 +287,9 @@ class AlgorithmConfig(OpenSection):
                 raise ValueError(
                     f"{option} = {getattr(self, option)} has no effect without compressor = {compressor!r}"
                 )
-        if self.shifted is not None and self.compressor is None:
-            raise ValueError("shifted has no effect without a compressor; give one, or leave shifted out")
+        for option in ("shifted", "shift_rate", "shift_decay"):
+            if getattr(self, option) is not None and self.compressor is None:
+                raise ValueError(f"{option} has no effect without a compressor; give one, or leave {option} out")
         if self.schedule == "fixed" and self.participation is None:
             raise ValueError("schedule = 'fixed' has no effect when all silos take part; give participation")
         return self
@@ -297,7 +306,7 @@ THEORY_CONSTANTS = ("gradient_bound", "smoothness", "heterogeneity", "pl_constan
 SHARED_KEYS = {
     "name", "rounds", "stop_after", "step_size", "prox", "batch", "sampling", "participation", "schedule", "weights",
     "average", "compressor", "keep", "levels", "shifted", "randomizer", "grid", "theory", "optimiser", "step_decay",
-    *THEORY_CONSTANTS,
+    "shift_rate", "shift_decay", *THEORY_CONSTANTS,
 }  # fmt: skip
 
 

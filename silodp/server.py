@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, PyTree
 from silodp.errors import ConfigError
 
 Vector = Float[Array, " d"]
+Given = str | Mapping[str, Any] | list[float]  # a kind, a table with its numbers, or a number for every round
 
 
 class Optimiser(eqx.Module):
@@ -67,19 +68,29 @@ class Adam(Optimiser):
 
 @dataclass(frozen=True)
 class Decay:
-    """By how much a round's step is shorter than the first."""
+    """What a round's step (or the rate of a shift) is multiplied with: a rule, or a factor for every round."""
 
     kind: str
     number: float
     rounds: int
+    factors: tuple[float, ...] = ()
 
     def __call__(self, round: Any) -> Any:
         t = jnp.float32(round)
+        if self.factors:
+            return jnp.asarray(self.factors, jnp.float32)[round]
         if self.kind == "polynomial":
             return (1 + t) ** -self.number
         if self.kind == "exponential":
             return self.number**t
         return 1 - t / self.rounds
+
+    @property
+    def told(self) -> Given:
+        """As a config says it."""
+        if self.factors:
+            return list(self.factors)
+        return {"kind": self.kind} | dict.fromkeys(DECAYS[self.kind], self.number)
 
 
 # Kinds with their numbers: the smallest and largest value, and the one that is taken when it is left out.
@@ -98,8 +109,6 @@ AVERAGES: dict[str, dict[str, tuple[float, float, float]]] = {
     "exponential": {"decay": (0.0, 1.0, 0.99)},
     "polynomial": {"power": (0.0, math.inf, 1.0)},
 }
-
-Given = str | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ def build_average(given: int | Mapping[str, Any] | None, rounds: int) -> int | A
     return Averaging(kind, next(iter(numbers.values())))
 
 
-def build_optimiser(given: Given | None) -> Optimiser | None:
+def build_optimiser(given: str | Mapping[str, Any] | None) -> Optimiser | None:
     """None, a kind, or a table such as {kind = "adam", first = 0.9}."""
     if given is None:
         return None
@@ -137,14 +146,20 @@ def build_optimiser(given: Given | None) -> Optimiser | None:
     return make[kind](**{name: jnp.float32(value) for name, value in numbers.items()})
 
 
-def build_decay(given: Given | None, rounds: int) -> Decay | None:
+def build_decay(given: Given | None, rounds: int, key: str = "step_decay") -> Decay | None:
     if given is None:
         return None
-    kind, numbers = read("step_decay", given, DECAYS)
+    if isinstance(given, list):
+        if len(given) != rounds or not all(factor > 0 for factor in given):
+            raise ConfigError(
+                f"algorithm.{key}: {len(given)} factors for {rounds} rounds; give a positive one for every round"
+            )
+        return Decay("given", 0.0, rounds, tuple(given))
+    kind, numbers = read(key, given, DECAYS)
     return Decay(kind, next(iter(numbers.values()), 0.0), rounds)
 
 
-def read(key: str, given: Given, kinds: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+def read(key: str, given: str | Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
     """The kind and its numbers, checked."""
     table: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
     kind = str(table.pop("kind", ""))

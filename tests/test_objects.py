@@ -13,6 +13,7 @@ import silodp
 from silodp import registry
 from silodp.algorithms import find
 from silodp.channels import Compressed, Duchi, PrivUnitG, Shuffled, Summed, Trusted, Untrusted
+from silodp.channels.compressed import Shift
 from silodp.compressors import QSGD, Identity, Natural, RandK
 from silodp.config import Config
 from silodp.errors import ConfigError
@@ -61,7 +62,7 @@ CHANNELS = [
     Careful(margin=3.5),
     Compressed(compressor=RandK(3)),
     Compressed(compressor=RandK(3), mask_amplification=True),
-    Compressed(compressor=QSGD(4), shifted=True),
+    Compressed(compressor=QSGD(4), shifted=True, shift=Shift(0.2)),
     Compressed(compressor=Natural(), shifted=True),
     Compressed(compressor=Identity()),
     Compressed(compressor=Biggest(keep=2)),

@@ -62,9 +62,10 @@ def test_steps_shrink_as_asked():
         ("linear", [1.0, 0.75, 0.5]),
         ({"kind": "polynomial", "power": 1.0}, [1.0, 0.5, 1 / 3]),
         ({"kind": "exponential", "factor": 0.9}, [1.0, 0.9, 0.81]),
+        ([0.5, 3.0, 0.25, 1.0], [0.5, 3.0, 0.25]),
     ):
         decay = build_decay(given, 4)
-        assert decay is not None
+        assert decay is not None and build_decay(decay.told, 4) == decay
         np.testing.assert_allclose([float(decay(t)) for t in range(3)], expected, rtol=1e-6)
 
 
@@ -85,6 +86,8 @@ def test_averages_are_the_weighted_means_they_say():
         ({"optimiser": "sgd"}, "algorithm.optimiser: 'sgd' is unknown"),
         ({"optimiser": {"kind": "adam", "first": 1.0}}, "algorithm.optimiser 'adam': first = 1.0 must be a number"),
         ({"step_decay": {"kind": "linear", "power": 1.0}}, "algorithm.step_decay 'linear': power is unknown"),
+        ({"step_decay": [1.0, 0.5]}, "algorithm.step_decay: 2 factors for"),
+        ({"compressor": "rand-k", "keep": 3, "shift_rate": 0.2}, "algorithm.shift_rate = 0.2: messages are"),
         ({"average": {"kind": "median"}}, "algorithm.average: 'median' is unknown"),
         ({"prox": [{"kind": "l1", "strength": 0.1}]}, "algorithm.prox: ['l1']: a sum has one penalty and one set"),
     ],

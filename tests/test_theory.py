@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from silodp.algorithms import REGISTRY
+from silodp.algorithms.assumption3 import Estimator, lemma_1, theorem_3
+from silodp.algorithms.soteria import SVRG, TWO_LEVEL
 from silodp.config import Config
 from silodp.errors import ConfigError
 from silodp.facts import Facts
@@ -117,6 +119,40 @@ def test_soteria_takes_the_corollaries_numbers():
     assert saga["batch"] == math.ceil(3 * N ** (2 / 3))
     assert saga["step_size"] == pytest.approx(math.sqrt(M / (1 + omega) ** 3) / (3 * 0.8))
     assert chosen("ldp-svrg")["step_size"] == pytest.approx(0.25 / (2 * 0.8), rel=0.02)
+
+
+class OwnEstimator(SVRG):
+    """SVRG as somebody outside would bring it: with the constants of Assumption 3."""
+
+    entry: ClassVar = TWO_LEVEL | {"compression": "shifted"} | theorem_3(lemma_1("svrg"))
+
+
+def test_theorem_3_covers_an_estimator_of_ones_own():
+    """Its longest step is at least the corollary's, which is one choice of beta; longer steps get no label."""
+    own = {"compressor": "rand-k", "keep": 20, "batch": 46, "snapshot_probability": 46 / N, "pl_constant": None}
+    name = "tests.test_theory:OwnEstimator"
+    corollary, general = chosen("soteria-svrg", **own), chosen(name, **own)
+    assert general["step_size"] > corollary["step_size"]
+    alike = facts((N,) * M)
+    plan = make_plan(asked(name, **own), alike)
+    assert plan.theorem.name == "Thm 3" and "step_size <= the minimum of Thm 3" in plan.theorem.checked
+    too_long = asked(name, **own, step_size=1.01 * plan.config.algorithm.step_size)
+    assert make_plan(too_long, alike).theorem.fails == "not met: step_size <= the minimum of Thm 3"
+
+
+@pytest.mark.parametrize("omega", [0.0, 4.0, 19.0])
+def test_the_corollaries_are_cases_of_theorem_3(omega):
+    """With the corollaries' own beta the minimum of Theorem 3 admits their steps."""
+    L, silos, tau = 0.8, 10, (1 + omega) ** 1.5 / math.sqrt(10)
+    first = Estimator(beta=tau / (2 * (1 + omega)))
+    assert first.limits(first.free(L, omega, silos), L, omega, silos)[0] == pytest.approx(1 / ((1 + 2 * tau) * L))
+    b, p = 46, 46 / 2500
+    pace = p ** (2 / 3) * b ** (1 / 3)
+    beta = pace**2 * (1 + omega) ** 2 * min(1, silos / (1 + omega) ** 3) / silos
+    second = Estimator(L**2 / b, 0.0, 2 * (1 - p) / p, 1.0, p / 2, beta)
+    assert second.step(L, omega, silos) >= pace * min(1, 1 / tau) / (2 * L)
+    best = Estimator(L**2 / b, 0.0, 2 * (1 - p) / p, 1.0, p / 2)
+    assert best.step(L, omega, silos) >= second.step(L, omega, silos)
 
 
 def test_prox_svrg_takes_the_theorems_epochs():

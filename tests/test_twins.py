@@ -275,10 +275,16 @@ def test_a_regulariser_outside_is_not_clipped():
     agrees(all_rounds(prepared.problem, prepared.setting).state.x, x - 0.1 * (value(x, range(3)) + pull))
 
 
-def test_soterias_shift():
+@pytest.mark.parametrize("given", [False, True])
+def test_soterias_shift(given):
+    """With the theorem's gamma, and with gamma_t and eta_t as inputs (Alg. 2)."""
     rounds, keep = 5, 3
-    _, carry = ran("soteria-gd", rounds, compressor="rand-k", keep=keep)
-    gamma = shift_rate(6 / keep - 1)
+    steps, gammas = ([1.0, 0.5, 2.0, 0.1, 1.0], [0.3 * 0.9**t for t in range(5)]) if given else ([1.0] * 5, [])
+    inputs: dict[str, Any] = {"shift_rate": 0.3, "shift_decay": {"kind": "exponential", "factor": 0.9}}
+    _, carry = ran(
+        "soteria-gd", rounds, compressor="rand-k", keep=keep, **(inputs | {"step_decay": steps} if given else {})
+    )
+    gammas = gammas or [shift_rate(6 / keep - 1)] * rounds
     x, s = np.zeros(6), np.zeros((3, 6))
     points = [x]
     for r in range(rounds):
@@ -287,8 +293,8 @@ def test_soterias_shift():
             seed = SeededRandomness(party_key(KEY, r, i)).bits("compress/value", (2,))
             vector = clipped(gradients(i, x), CLIP) - s[i]
             sent.append(np.asarray(RandK(keep)(jnp.asarray(vector, jnp.float32), coins(seed)), np.float64))
-        x = x - ETA * (s.mean(axis=0) + np.mean(sent, axis=0))
-        s = s + gamma * np.array(sent)
+        x = x - ETA * steps[r] * (s.mean(axis=0) + np.mean(sent, axis=0))
+        s = s + gammas[r] * np.array(sent)
         points.append(x)
     agrees(carry.state.x, x)
     agrees(carry.drawn, points[int(drawn_round(KEY, rounds))])  # x_0 .. x_{T-1}

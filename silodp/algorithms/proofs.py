@@ -67,6 +67,7 @@ def usual(entry: Entry, c: Choice) -> Iterable[Condition]:
         yield "no prox", lambda _: isinstance(prox_of(options.prox), NoProx)
     if entry.compression in ("plain", "shifted"):
         yield "an unbiased compressor", lambda _: compressor is not None and compressor.unbiased
+        yield "the theorem's gamma", lambda _: options.shift_rate is None and options.shift_decay is None
     else:
         yield "no compressor", lambda _: compressor is None
     if not entry.some_silos:

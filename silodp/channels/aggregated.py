@@ -40,10 +40,10 @@ from silodp.channels.channel import (
     std_of,
     trust_of,
 )
-from silodp.channels.compressed import compression_of
+from silodp.channels.compressed import Shift, compression_of
 from silodp.channels.grids import NEVER, Lattice, Part, hidden_by, moves_of, planned_grid, shares_for
 from silodp.channels.summing import AggregatedSilo, SumEnd
-from silodp.compressors import Compressor, Identity, RandK, random_mask, shift_rate
+from silodp.compressors import Compressor, Identity, RandK, random_mask
 from silodp.core import Silo
 from silodp.doubles import Double
 from silodp.errors import ConfigError
@@ -98,6 +98,7 @@ class Aggregated(Channel):
     missing: int = eqx.field(static=True, kw_only=True, default=0)
     compressor: Compressor | None = eqx.field(kw_only=True, default=None)
     shifted: bool = eqx.field(static=True, kw_only=True, default=False)
+    shift: Shift = eqx.field(static=True, kw_only=True, default=Shift())
     grids: dict[str, Lattice] = eqx.field(kw_only=True, default_factory=dict)  # by stream; a plan fills it in
     coins: UInt32[Array, "2"] | None = eqx.field(kw_only=True, default=None)  # public: of rand-k's masks
 
@@ -129,6 +130,7 @@ class Aggregated(Channel):
             kind = "rand-k" if isinstance(self.compressor, RandK) else "identity"
             keep = {"algorithm.keep": self.compressor.keep} if isinstance(self.compressor, RandK) else {}
             told |= {"algorithm.compressor": kind, "algorithm.shifted": self.shifted} | keep
+            told |= {f"algorithm.{key}": value for key, value in self.shift.told.items()}
         return told
 
     def check(self, declared: Declared, options: Any) -> None:
@@ -303,7 +305,7 @@ class Aggregated(Channel):
         kept = self.mask(round, stream, mean.size) | ~jnp.isfinite(mean)
         moved = jnp.where(kept, (mean - shift) * (mean.size / self.compressor.keep), 0.0)
         if stream in memory:
-            rate = shift_rate(self.compressor.omega(mean.size))
+            rate = self.shift(self.compressor.omega(mean.size), round)
             memory = memory | {stream: shift + rate * moved}
         return shift + moved, accounts, memory
 

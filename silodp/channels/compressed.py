@@ -2,7 +2,7 @@
 error fed back (for biased compressors such as top-k).
 
     plain:     c = C(g);                              server: mean of c
-    shifted:   c = C(g - s);  s = s + rate * c;       server: s_mean + mean of c;  s_mean = s_mean + rate * mean of c
+    shifted:   c = C(g - s);  s = s + gamma_t c;      server: s_mean + mean of c;  s_mean = s_mean + gamma_t mean of c
     feedback:  c = C(g + e);  e = g + e - c;          server: mean of c
 
 The silo's message is private before it is compressed, so compression costs no privacy; with a random mask that the silo
@@ -13,14 +13,14 @@ A silo that is absent keeps it; the server keeps the weighted mean of all silos'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from silodp import registry
 from silodp.channels.channel import Channel, Packed, Wishes, normalised, refuse_randomizer, trust_of
@@ -32,14 +32,40 @@ from silodp.facts import Declared, Stream
 from silodp.privacy.kinds import Full, Masked, Releases
 from silodp.randomness import Randomness, SeededRandomness
 from silodp.releases import Account, Answer, RecordMean, Release, Vector
+from silodp.server import Decay, build_decay
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How much of each compressed message moves the shift: gamma_t, an input of SoteriaFL's Alg. 2 and 3.
+
+    first: gamma_0; the theorem's when left out. decay: by what it is multiplied in later rounds.
+    """
+
+    first: float | None = None
+    decay: Decay | None = None
+
+    def __call__(self, omega: float, round: Any) -> Any:
+        first = shift_rate(omega) if self.first is None else self.first
+        return first if self.decay is None else first * self.decay(round)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """As a config says it."""
+        given = {"shift_rate": self.first, "shift_decay": None if self.decay is None else self.decay.told}
+        return {key: value for key, value in given.items() if value is not None}
 
 
 class Message(eqx.Module):
-    """`decoded` is what the server reads from the bytes; `vector` and `seed` are what the silo encodes them from."""
+    """`decoded` is what the server reads from the bytes; `vector` and `seed` are what the silo encodes them from.
+
+    round: of the question, which says how much of the message moves the shift.
+    """
 
     decoded: Vector
     vector: Vector
     seed: UInt32[Array, "2"]
+    round: Int[Array, ""]
     stream: str = eqx.field(static=True)
 
 
@@ -48,6 +74,7 @@ class Compressed(Untrusted):
 
     compressor: Compressor = eqx.field(kw_only=True)
     shifted: bool = eqx.field(static=True, kw_only=True, default=False)
+    shift: Shift = eqx.field(static=True, kw_only=True, default=Shift())
     mask_amplification: bool = eqx.field(static=True, kw_only=True, default=False)
 
     @classmethod
@@ -64,6 +91,7 @@ class Compressed(Untrusted):
         told = {"compressor": registry.name_of("compressor", kind)} | own
         if self.compressor.unbiased:  # a biased one is never shifted
             told["shifted"] = self.shifted
+        told |= self.shift.told
         masked = {"privacy.mask_amplification": True} if self.mask_amplification else {}
         return (
             {"privacy.trust": trust_of(self, Compressed)}
@@ -122,9 +150,9 @@ class Compressed(Untrusted):
         seed = silo.randomness.bits(f"compress/{stream}", (2,))
         decoded = self.compressor(vector, coins(seed))
         if stream in memory:
-            moved = vector - decoded if self.feedback else kept + self._rate(kept.size) * decoded
+            moved = vector - decoded if self.feedback else kept + self._rate(kept.size, silo.round) * decoded
             memory = memory | {stream: moved}
-        return Message(decoded, vector, seed, stream), memory
+        return Message(decoded, vector, seed, jnp.int32(silo.round), stream), memory
 
     def receive(
         self,
@@ -138,7 +166,7 @@ class Compressed(Untrusted):
         if messages.stream not in memory:
             return mean, accounts, memory
         shift = memory[messages.stream]
-        moved = shift + self._rate(shift.size) * (weights @ messages.decoded)
+        moved = shift + self._rate(shift.size, messages.round[0]) * (weights @ messages.decoded)
         return shift + mean, accounts, memory | {messages.stream: moved}
 
     def message_bits(self, message: PyTree) -> int:
@@ -146,13 +174,14 @@ class Compressed(Untrusted):
 
     def pack(self, message: PyTree) -> Packed:
         data = self.compressor.encode(message.vector, coins(message.seed))
-        facts = {"stream": message.stream, "parameters": int(message.vector.size)}
+        facts = {"stream": message.stream, "parameters": int(message.vector.size), "round": int(message.round)}
         return Packed(facts, {"bytes": np.frombuffer(data, np.uint8)})
 
     def unpack(self, packed: Packed) -> PyTree:
         parameters = packed.facts["parameters"]
         decoded = jnp.asarray(self.compressor.decode(packed.arrays["bytes"].tobytes(), parameters))
-        return Message(decoded, decoded, jnp.zeros(2, jnp.uint32), packed.facts["stream"])
+        round = jnp.int32(packed.facts["round"])
+        return Message(decoded, decoded, jnp.zeros(2, jnp.uint32), round, packed.facts["stream"])
 
     def seen(
         self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
@@ -163,8 +192,8 @@ class Compressed(Untrusted):
             return list(released)
         return [jnp.where(messages.decoded != 0, row, 0.0) for row in released]
 
-    def _rate(self, parameters: int) -> float:
-        return shift_rate(self.compressor.omega(parameters))
+    def _rate(self, parameters: int, round: Any) -> Any:
+        return self.shift(self.compressor.omega(parameters), round)
 
 
 def coins(seed: UInt32[Array, "2"]) -> SeededRandomness:
@@ -198,4 +227,9 @@ def compression_of(wishes: Wishes) -> dict[str, Any] | None:
         raise ConfigError(
             f"algorithm.shifted = true: {options.compressor!r} is biased and feeds its error back instead; leave it out"
         )
-    return {"compressor": compressor, "shifted": shifted, "mask_amplification": masked} | dict(wishes.own)
+    shift = Shift(options.shift_rate, build_decay(options.shift_decay, options.rounds, "shift_decay"))
+    if shift.told and not shifted:
+        key, value = next(iter(shift.told.items()))
+        raise ConfigError(f"algorithm.{key} = {value!r}: messages are compressed without a shift; leave it out")
+    own = {"shift": shift} if shift.told else {}
+    return {"compressor": compressor, "shifted": shifted, "mask_amplification": masked} | own | dict(wishes.own)

@@ -297,7 +297,8 @@ class MessageFederation:
         size = self.plan.sizes.get(stream or "")
         if stream is None or size is None:
             return {}
-        return {"stream": stream, "parameters": size, "records": self.plan.declared.divisors(stream)[index]}
+        records = self.plan.declared.divisors(stream)[index]
+        return {"stream": stream, "parameters": size, "records": records, "round": self.round}
 
     def _missing(self, index: int, error: Refused) -> Refused:
         name = self.plan.facts.names[index]

@@ -40,7 +40,7 @@ def check(experiment: Experiment) -> None:
 
 
 def check_level(unit: Unit, level: int, built: set[Any]) -> None:
-    settings = representative(unit.line.search)
+    settings = representative(unit.search)
     with named(unit, level, settings[0]):  # settings share the data and the model
         check_shared(unit, unit.config(level, settings[0]))
     for values in settings:
@@ -75,10 +75,10 @@ def check_varied(unit: Unit) -> None:
     """All settings and levels of a unit run on one table with one model: nothing else may vary."""
     line, levels = unit.line, unit.experiment.levels
     at_levels = [] if levels is None else [levels.key, *line.by_level, *line.published_by_level]
-    for key in (*line.search, *at_levels):
+    for key in (*unit.search, *at_levels):
         if key.partition(".")[0] not in SWEPT:
             raise ConfigError(f"{key}: a search and levels vary keys of {', '.join(SWEPT)}; use panels for others")
-    for key, values in line.search.items():
+    for key, values in unit.search.items():
         if not values or key == "run.seed":
             wanted = "give at least one value" if not values else "settings are run with the experiment's `seeds`"
             raise ConfigError(f"search: {key} = {values}: {wanted}, or leave it out")

@@ -1,11 +1,12 @@
 """What an experiment file may say: the settings of one table or figure, its published values and its claims.
 
 A figure has panels (its subplots, or rows of a table), lines (the algorithms) and maybe levels (the epsilons of its
-x axis). Each line of each panel is one unit of work, run in up to three columns:
+x axis). Each line of each panel is one unit of work, run in up to four columns:
 
 published   the paper's own calibration; the epsilon it really gives is shown beside the claim
 exact       the same epsilon with exact noise
 best        what silodp offers beyond the paper's lines at the same epsilon, trust and data
+authors     the line as the authors' program runs it, where that differs from the paper: not private
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from silodp.config import Config, Section
 from silodp.errors import ConfigError
 from silodp.parse import parse_config
 
-Column = Literal["published", "exact", "best"]
+Column = Literal["published", "exact", "best", "authors"]
 Statistic = Literal["last", "min", "mean"]
 HistoryColumn = Literal[
     "round", "objective", "gradient_norm2", "test_loss", "test_accuracy", "test_mse",
@@ -50,6 +51,7 @@ class Panel(Section):
     name: str
     set: Values = Field(default={})
     published: Values = Field(default={}, description="changes for the column `published`")
+    authors: Values = Field(default={}, description="changes for the column `authors`")
 
 
 class Line(Section):
@@ -62,6 +64,7 @@ class Line(Section):
         default={"privacy.calibration": "paper"}, description="changes for the column `published`"
     )
     published_by_level: dict[str, list[Any]] = Field(default={}, description="the same, a value for every level")
+    authors: Values = Field(default={}, description="changes for the column `authors`, which searches nothing")
     search: dict[str, list[Any]] = Field(default={}, description="grid from which settings are chosen, not privately")
     full: dict[str, list[Any]] = Field(default={}, description="the larger parts of the grid that --full searches")
     panels: list[str] | None = Field(default=None, description="only in these panels")
@@ -283,6 +286,10 @@ class Unit:
         return self.experiment.level_values if self.line.levels else [None]
 
     @property
+    def search(self) -> dict[str, list[Any]]:
+        return {} if self.column == "authors" else self.line.search
+
+    @property
     def searched(self) -> Unit:
         """The unit whose settings this one takes: with the paper's noise a line is run as it is with exact noise."""
         exact = self.column == "published" and "exact" in self.line.columns
@@ -309,6 +316,8 @@ class Unit:
         if self.column == "published":
             at_level = {key: values[level] for key, values in line.published_by_level.items()}
             changes |= line.published | self.panel.published | at_level
+        if self.column == "authors":
+            changes |= line.authors | self.panel.authors
         return changed(experiment.config, changes)
 
     def config(self, level: int, changes: Values | None = None) -> Config:
@@ -320,14 +329,14 @@ class Unit:
         experiment = self.experiment
         about: dict[str, Any] = {
             "trees": [self.tree(level) for level in range(len(self.levels))],
-            "search": self.line.search,
+            "search": self.search,
             "how": experiment.search.model_dump(exclude={"together"}),
             "seeds": experiment.seeds,
             "metrics": [metric.model_dump() for metric in experiment.metrics],
         }
         if self.line.finalists is not None:
             about["finalists"] = self.line.finalists
-        if self.line.search and self.searched.column != self.column:
+        if self.search and self.searched.column != self.column:
             about["searched"] = self.searched.fingerprint
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
