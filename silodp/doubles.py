@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-FEW = 4  # so many are added one after the other, more in halves
 HALF = np.uint32(0xFFFFF000)  # sign, exponent and the upper 12 of 24 bits
 
 
@@ -33,16 +32,14 @@ class Double(eqx.Module):
     @staticmethod
     def sum_of(parts: Float[Array, "parts ..."]) -> Double:
         """Over the first axis, in an order that no number decides."""
-        return Double.of(parts[0]).plus(parts[1:])
+        return Double.of(parts).halved()
 
     def plus(self, parts: Float[Array, "parts ..."]) -> Double:
-        if parts.shape[0] > FEW:
+        """Parts are added to each other first: what is there already, which is longer, is rounded once."""
+        if parts.shape[0] > 1:
             return self + Double.of(parts).halved()
-        high, low = self.high, self.low
-        for part in parts:
-            high, rest = two_sum(high, rounded(part))
-            low = low + rest
-        return normal(high, low)
+        high, rest = two_sum(self.high, rounded(parts[0]))
+        return normal(high, self.low + rest)
 
     def __add__(self, other: Double) -> Double:
         high, rest = two_sum(self.high, other.high)

@@ -307,6 +307,9 @@ def capacity(records: PyTree[Array]) -> int:
 
 
 def take(records: PyTree[Array], rows: Int[Array, " b"]) -> PyTree[Array]:
+    """Padding shows the first record of the batch. One that was not drawn must have no say at all: were it not a
+    number, it could still turn a sum to another program (silodp.gradients.structured)."""
+    rows = jnp.where(rows < capacity(records), rows, rows[:1])
     return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), records)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from silodp.sampling import BLOCK, places_of
+from silodp.randomness import SeededRandomness
+from silodp.sampling import BLOCK, Cumulative, OnePass, Poisson, places_of
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 51, 300])  # the last by binary search
@@ -19,3 +22,19 @@ def test_places_are_those_of_nonzero(blocks, rate):
         expected = [np.append(np.flatnonzero(row), [10**6] * slots)[:slots] for row in joins]
         found = jax.jit(jax.vmap(lambda row, slots=slots: places_of(row, slots, 10**6)))(jnp.asarray(joins))
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("rule", [Poisson(3), OnePass(7), Cumulative(7)])
+def test_padding_shows_no_record_that_was_not_drawn(rule):
+    """Not even as a record of weight 0: if it is no number, its sum takes another way."""
+
+    @jax.jit
+    def drawn(seed):
+        own = {"records": jnp.arange(24), "size": jnp.int32(20), "round": seed % 5}
+        return rule.draw(SimpleNamespace(**own, randomness=SeededRandomness(jax.random.key(seed))), "value")
+
+    batches = [drawn(seed) for seed in range(20)]
+    for batch in batches:
+        real = np.asarray(batch.records)[np.asarray(batch.weights) > 0]
+        assert real.size == 0 or set(real.tolist()) == set(np.asarray(batch.records).tolist())
+    assert any((np.asarray(batch.weights) == 0).any() for batch in batches)

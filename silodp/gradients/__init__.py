@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from silodp.gradients import general, structured
-from silodp.gradients.blocks import RUN, SLACK, sum_in_blocks, weighted_rows
+from silodp.gradients.blocks import RUN, SLACK, computed_once, sum_in_blocks, weighted_rows
 from silodp.gradients.difference import difference
 from silodp.gradients.factors import Factors
 from silodp.gradients.layers import avg_pool, conv2d, dense, embed, max_pool
@@ -33,6 +33,7 @@ from silodp.gradients.structure import Layer, Loss, NotStructured, Structure, fi
 SUMS_BYTES = 4_000_000  # of the sums of runs that are in memory at one time
 ENGINES = ("auto", "structured", "general")
 SHOWN = 3  # parameters that a reason names
+MOST_POINTS = 2  # that a record's vector combines: each more has its own rounding, and SLACK has room for these
 Scalar = Float[Array, ""] | float
 
 
@@ -113,7 +114,7 @@ def clipped_sum(
     penalty = None
     if isinstance(loss, Regularised):
         at = loss.penalty
-        penalty = general.combined_gradient(lambda params, _: at(params), points, factors, ())
+        penalty = computed_once(general.combined_gradient(lambda params, _: at(params), points, factors, ()))
     return structured.clipped_sum(found, points, factors, records, weights, bound, penalty, microbatch)
 
 
@@ -192,6 +193,8 @@ def _check(
         raise ValueError(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
     if not points or len(points) != len(coefficients):
         raise ValueError(f"coefficients: {len(coefficients)} given for {len(points)} points; one each is needed")
+    if len(points) > MOST_POINTS:
+        raise ValueError(f"points: {len(points)} given; the rounding of sums is proven for {MOST_POINTS}")
     if microbatch is not None and microbatch < 1:
         raise ValueError(f"microbatch: {microbatch} records; at least 1 is needed")
     if weights.ndim != 1:

@@ -134,40 +134,25 @@ class KeptGradients(eqx.Module):
 
 
 class RowFactors(eqx.Module):
-    """An embedding's gradients: cotangents added to the rows that a record looked up."""
+    """An embedding's gradients: cotangents that are added to rows. Those of one row stand, added up, where a record
+    looks it up first: nearly opposite ones cancel before they are squared, clipped or rounded against other records."""
 
     index: Int[Array, "positions n"]
     cotangents: Float[Array, "positions width n"]
     rows: int = eqx.field(static=True)
 
     def square_norms(self) -> PerRecord:
-        """Cotangents of one row are added before they are squared: products of nearly opposite ones would cancel.
-
-        What the addition itself rounds away counts on top, so that the norm is never understated.
-        """
-        same_row, added = self._added()
-        squares = jnp.sum(jnp.sum(added**2, axis=1) / jnp.sum(same_row, axis=1), axis=0)
-        positions = self.index.shape[0]
-        return squares + positions * (positions * EPSILON) ** 2 * _square(self.cotangents)
-
-    def _added(self) -> tuple[Float[Array, "positions positions n"], Float[Array, "positions width n"]]:
-        """Which positions look up the same row, and at each position the sum of its row's cotangents."""
-        same_row = (self.index[:, None] == self.index[None, :]).astype(self.cotangents.dtype)
-        return same_row, jnp.einsum("pqn,qwn->pwn", same_row, self.cotangents)
+        return _square(self.cotangents)
 
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
         return jnp.einsum("pwn,pnw->n", self.cotangents, weight[self.index])
 
     @property
     def addends(self) -> int:
-        return self.cotangents[..., 0].size + self.index.shape[0]
+        return self.cotangents[..., 0].size
 
     def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
-        """A record's cotangents of one row are added first, and stand where it first looks the row up: what cancels
-        within a record must not be rounded against others, nor one record be rounded in several additions."""
-        same_row, added = self._added()
-        earlier = jnp.sum(jnp.where(jnp.tri(len(same_row), k=-1)[..., None] > 0, same_row, 0), axis=1)
-        updates = jnp.moveaxis(jnp.where(earlier[:, None] > 0, 0, added * scale), 1, -1)
+        updates = jnp.moveaxis(self.cotangents * scale, 1, -1)
         zeros = jnp.zeros((self.rows, updates.shape[-1]))
         of_run = jax.vmap(lambda index, update: zeros.at[index].add(update), in_axes=1)
         return of_run(in_runs(self.index, 1, run), in_runs(updates, 1, run)), None
@@ -176,18 +161,27 @@ class RowFactors(eqx.Module):
         return RowFactors(self.index, self.cotangents * scale, self.rows)
 
 
+def added_by_row(index: Int[Array, "positions n"], cotangents: Float[Array, "positions width n"]) -> Array:
+    """At the first position of a row the sum of the row's cotangents, at its later ones zero."""
+    same_row = (index[:, None] == index[None, :]).astype(jnp.float32)
+    added = jnp.einsum("pqn,qwn->pwn", same_row, cotangents)
+    earlier = jnp.sum(jnp.where(jnp.tri(len(same_row), k=-1)[..., None] > 0, same_row, 0), axis=1)
+    return jnp.where(earlier[:, None] > 0, 0, added)
+
+
 Factors = DenseFactors | KeptGradients | RowFactors
 
 
 def make_factors(layer: Layer, weight: Array, terms: Sequence[tuple[Array, Array]]) -> Factors:
     """From (input, cotangent) terms of a block of records; the first is the base point's, the others differences."""
+    # A model may hold half precision weights: squares would vanish, and with them the norm.
+    single = lambda values: values.astype(jnp.float32)
     if layer.kind == EMBED:
         (index, cotangents), *_ = terms
         rows, n = weight.shape[0], cotangents.shape[-1]
         flat = jnp.clip(index.reshape(-1, n), 0, rows - 1)
-        return RowFactors(flat, cotangents.reshape(-1, weight.shape[1], n), rows)
-    # A model may hold half precision weights: their inputs' squares would vanish, and with them the norm.
-    terms = [(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in terms]
+        return RowFactors(flat, added_by_row(flat, single(cotangents).reshape(-1, weight.shape[1], n)), rows)
+    terms = [(single(a), single(b)) for a, b in terms]
     if layer.kind == LEAF:
         return KeptGradients(terms[0][1], None)
     if layer.kind == CONV:
@@ -212,10 +206,10 @@ def _kernel_gradients(inputs: Array, cotangents: Array, stride: int, size: tuple
     return each.reshape(n, outputs, size[0], -1, size[1]).transpose(1, 3, 2, 4, 0)
 
 
-def computed(factors: Factors) -> Any:
+def computed(layer: Layer, factors: Factors) -> Any:
     """Which of its arrays hold computed numbers, not features or indices as they came."""
     numbers = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating), factors)
-    if isinstance(factors, DenseFactors) and factors.on_record:
+    if isinstance(factors, DenseFactors) and layer.as_it_came:
         return eqx.tree_at(lambda own: own.terms[0].inputs, numbers, False)
     return numbers
 

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 from jax.extend import core
 from jaxtyping import Array, PyTree
 
+from silodp.gradients.difference import MOVING
 from silodp.gradients.layers import CONV, DENSE, EMBED, LEAF, apply_weight
 from silodp.gradients.tracing import bind, inner_function, trace, walk
 
 Loss = Callable[[PyTree, PyTree], Array]
+UNCHANGED = frozenset((*MOVING, "convert_element_type"))  # whoever computes it twice gets the same numbers
 
 
 class NotStructured(Exception):
@@ -39,6 +41,7 @@ class Layer(NamedTuple):
     inputs: tuple[int, ...]
     on_record: bool  # its input is made from the record alone, before any parameter
     turned: bool = False  # the parameter is the weight's transpose, inputs first
+    as_it_came: bool = False  # its input is numbers of the record, in any order, and nothing that was computed
 
 
 class Taps(NamedTuple):
@@ -99,11 +102,13 @@ def _offset(layer: Layer, leaves: list[Array], n: int) -> Array:
 
 
 class _Origin(NamedTuple):
-    """Of a value while looking for layers: the parameter it is (if it is one), and whether it depends on any."""
+    """Of a value while looking for layers: the parameter it is (if it is one), whether it depends on any, and whether
+    it was computed (not only moved)."""
 
     parameter: int | None = None
     depends: bool = False
     turned: bool = False  # the value is the parameter's transpose
+    computed: bool = False
 
 
 def find_structure(loss: Loss, params: PyTree, record: PyTree) -> Structure:
@@ -137,7 +142,9 @@ class _Finder:
             return [inputs[0]._replace(turned=not inputs[0].turned)]
         else:
             self.keep(inputs, "is used outside dense, conv2d and embed")
-        return [_Origin(depends=any(i.depends for i in inputs)) for _ in equation.outvars]
+        depends, moved = any(i.depends for i in inputs), equation.primitive.name in UNCHANGED
+        computed = not moved or any(i.computed for i in inputs)
+        return [_Origin(depends=depends, computed=computed) for _ in equation.outvars]
 
     def keep(self, origins: list[_Origin], why: str) -> None:
         for origin in origins:
@@ -186,7 +193,8 @@ class _Finder:
             turned ^= (left, right)[at] == (0,)
         output, seen = _shape(equation.outvars[0]), _shape(equation.invars[1 - at])
         own = bias[0].parameter if bias else None
-        return Layer(self.calls, kind, weight.parameter, own, stride, output, seen, not data.depends, turned)
+        on_record, came = not data.depends, not (data.depends or data.computed)
+        return Layer(self.calls, kind, weight.parameter, own, stride, output, seen, on_record, turned, came)
 
     def _obstacle(self, equation: core.JaxprEqn, kind: str, at: int, inputs: list[_Origin]) -> str | None:
         """What keeps a call with a parameter as its weight from being a layer."""

@@ -34,7 +34,7 @@ from silodp.gradients.structure import Layer, Structure
 BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 400_000, 4_000_000, 8_000_000
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
-CANCELLED, PENALISED_RUN = 1 / 4, RUN // 2
+CANCELLED, PENALISED_RUN = 1 / 4, RUN // 4
 # A record that is not finite makes its block take another branch, in which all its runs may be rounded differently.
 # Such a record adds nothing, so one clip norm of the bound is left for that: enough for so many records.
 MOST_IN_BLOCK = 32 * RUN
@@ -126,7 +126,7 @@ def clip_block(structure: Structure, question: Question, records: PyTree, kept: 
     if question.closed_over is not None:
         structure = structure._replace(traced=ClosedJaxpr(structure.traced.jaxpr, question.closed_over))
     layers = _combine(structure, question.points, question.coefficients, records)
-    numbers, given = eqx.partition(layers, [computed(layer) for layer in layers])
+    numbers, given = eqx.partition(layers, [computed(*each) for each in zip(structure.layers, layers, strict=True)])
     layers = eqx.combine(computed_once(numbers), given)
     square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))
     addends = max(layer.addends for layer in layers) + len(layers)

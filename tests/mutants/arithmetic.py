@@ -26,11 +26,11 @@ ARITHMETIC = [
         "what is added to a sum depends on the sum", SUMS + "test_products_are_rounded_before_they_are_added",
     ),
     Mutant(
-        "low-half-dropped", "silodp/doubles.py", "            low = low + rest\n", "",
+        "low-half-dropped", "silodp/doubles.py", "return normal(high, self.low + rest)", "return normal(high, self.low)",
         "runs are added in float32", SUMS + "test_doubles_keep_twice_the_digits[3.0]",
     ),
     Mutant(
-        "tokens-rounded-apart", "silodp/gradients/factors.py", "jnp.where(earlier[:, None] > 0, 0, added * scale)", "self.cotangents * scale",
+        "tokens-rounded-apart", "silodp/gradients/factors.py", "return jnp.where(earlier[:, None] > 0, 0, added)", "return cotangents",
         "what cancels within a record is rounded against others", SUMS + "test_tokens_that_cancel_within_a_record_are_not_rounded_against_others",
     ),
     Mutant(
@@ -56,6 +56,30 @@ ARITHMETIC = [
     Mutant(
         "floor-of-noise-forgotten", "silodp/channels/channel.py", "jnp.maximum(release.bound, SMALLEST_BOUND)", "release.bound",
         "what float32 flushes to zero leaves without noise", "tests/test_digits.py::test_a_bound_that_vanishes_still_gets_noise",
+    ),
+    Mutant(
+        "parts-one-by-one", "silodp/doubles.py", "            return self + Double.of(parts).halved()", "            return Double.of(self.high + parts[0]).plus(parts[1:])",
+        "a long sum is rounded once for every part", SUMS + "test_several_parts_are_added_to_each_other_before_they_meet_a_long_sum",
+    ),
+    Mutant(
+        "any-number-of-points", "silodp/gradients/__init__.py", "if len(points) > MOST_POINTS:", "if False:",
+        "more roundings than the slack has room for", SUMS + "test_more_points_than_the_proof_has_are_refused",
+    ),
+    Mutant(
+        "features-computed-twice", "silodp/gradients/structure.py", "not (data.depends or data.computed)", "not data.depends",
+        "what is clipped is not what is added", SUMS + "test_what_a_record_computes_before_its_first_layer_is_computed_once",
+    ),
+    Mutant(
+        "penalty-computed-twice", "silodp/gradients/__init__.py", "penalty = computed_once(general", "penalty = (general",
+        "what is clipped is not what is added", SUMS + "test_a_penalty_is_computed_once",
+    ),
+    Mutant(
+        "padding-shows-the-undrawn", "silodp/sampling.py", "    rows = jnp.where(rows < capacity(records), rows, rows[:1])\n", "",
+        "a record that was not drawn has a say in the sum", "tests/test_sampling.py::test_padding_shows_no_record_that_was_not_drawn",
+    ),
+    Mutant(
+        "leaves-not-clipped", "silodp/gradients/factors.py", "return _square(self.weight) + (0 if self.bias is None else _square(self.bias))", "return 0.0 * _square(self.weight)",
+        "parameters that are kept do not count in the norm", "tests/rounding/test_mixed_networks.py::test_no_record_moves_the_sum_of_a_mixed_network_beyond_its_bound[shared-value]",
     ),
     # --- the exact Gaussian ---
     Mutant("no-doubt", NOISE, "> 0.5 - (ERROR * spread + BEYOND)", "> 0.5", "float64 decides what it cannot know", BOUNDARY),
