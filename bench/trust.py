@@ -30,7 +30,7 @@ from silodp.randomness import SystemRandomness
 from silodp.releases import Account
 
 FIGURE = Path(__file__).parents[1] / "docs" / "trust.png"
-KEPT = Path(__file__).parent / "trust.json"
+KEPT = Path(__file__).parent / ".trust.json"  # not in the repository: a stopped run goes on where it was
 UTILITY, EPSILONS = ("wbcd", "a9a", "covtype", "california"), (1.0, 3.0)
 ROUNDS, RECORDS, PARAMETERS = 50, 500, 30
 SILOS = (2, 4, 8, 16, 32, 64, 128)
@@ -66,7 +66,7 @@ def noise() -> None:
 
 
 def utility(seeds: int = 5) -> None:
-    """Accuracy, or R^2, on a fifth of the records: mean over five seeds. Cells are kept in bench/trust.json."""
+    """Accuracy, or R^2, on a fifth of the records: mean over five seeds. A stopped run goes on."""
     kept = {label: privacy for label, privacy in LEVELS.items() if label != "shuffled"}
     found: dict[str, float] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name, seed in itertools.product(UTILITY, range(seeds)):

@@ -41,5 +41,13 @@ class Gone(Refused):
     """A peer that went away."""
 
 
+class Undecided(Refused):
+    """A silo on the border between two grids, which asks to be told the one that the others take: an exponent."""
+
+    def __init__(self, either: tuple[int, int]):
+        super().__init__(f"grid: 2^{either[0]} or 2^{either[1]}; tell which")
+        self.either = either
+
+
 class SilodpWarning(UserWarning):
     """What is allowed and costs more than it seems to: a weak promise, or a silo that brings more noise than data."""

@@ -15,11 +15,11 @@ from scipy import stats
 
 import silodp
 from silodp.channels import summing
-from silodp.channels.grids import Part
+from silodp.channels.grids import Part, exponent_of
 from silodp.channels.recovery import Public, joined, split
 from silodp.channels.summing import packed_bits, sum_of, unpacked_bits
 from silodp.config import Config
-from silodp.errors import Gone, Refused
+from silodp.errors import Gone, Refused, Undecided
 from silodp.facts import Facts
 from silodp.plan.make import make_plan
 from silodp.randomness import SystemRandomness
@@ -129,6 +129,25 @@ def test_the_widest_sum_does_not_wrap_around_and_a_wider_one_is_cut():
     assert whole.max() + noise / step + 5 < 2 ** (width - 1)
     assert whole.max() + noise / step > 2 ** (width - 4)  # and no bits are wasted
     del server
+
+
+def test_a_silo_near_a_border_asks_for_the_grid_and_takes_one_of_the_two():
+    for coarsest in (2.0**-20 * 1.001, 2.0**-20 * 1.5, 2.0**-20 * 1.999):
+        assert exponent_of(coarsest, None) == exponent_of(coarsest, -20) == -20
+        for other in (-21, -19, 5):
+            with pytest.raises(Refused, match="not that of the question"):
+                exponent_of(coarsest, other)
+    for near in (1 - 2.0**-13, 1.0, 1 + 2.0**-13):
+        with pytest.raises(Undecided) as told:
+            exponent_of(near * 2.0**-20, None)
+        assert told.value.either == (-21, -20)
+        assert [exponent_of(near * 2.0**-20, e) for e in told.value.either] == [-21, -20]
+        for other in (-22, -19):
+            with pytest.raises(Refused, match="not that of the question"):
+                exponent_of(near * 2.0**-20, other)
+    for none in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(Refused, match="without a grid"):
+            exponent_of(none, None)
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 31, 32, 33, 48, 63])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from silodp.audit.real import SiloHere, mean_of
+from silodp.channels.summing import AggregatedSilo
 from silodp.data import FederatedData
 from silodp.deploy.coordinator import MessageFederation, joined
 from silodp.deploy.links import SiloProcess
@@ -117,6 +119,25 @@ def test_a_silo_is_asked_once_even_if_its_sum_was_never_opened():
         fed.end.prepare = lambda talk, present: list(present)  # type: ignore[method-assign]
         with pytest.raises(Refused, match="answered already"):
             fed.mean(query, prepared.setting.x0)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("aside", [(-(2.0**-14), 0.0, 2.0**-14), (2.0**-14, 2.0**-11, 0.0)])
+def test_silos_whose_processors_round_differently_come_to_one_grid(missing, aside, monkeypatch):
+    """On the border, all of them or but one."""
+    honest = AggregatedSilo.settled
+
+    def settled(end: AggregatedSilo, message: Any, exponent: int | None) -> Any:
+        border = 2.0 ** math.floor(math.log2(float(message.step)))
+        return honest(end, replace(message, step=jnp.float32(border * (1 + aside[end.index]))), exponent)
+
+    monkeypatch.setattr(AggregatedSilo, "settled", settled)
+    prepared = prepared_for(made_data((40, 25, 31)), missing=missing, colluding=0)
+    silos = [Mortal() for _ in range(3)]
+    with joined(prepared.plan, silos, records_of(prepared), None) as fed:
+        means = rounds(fed, prepared)
+        check_first(prepared, means[0], [0, 1, 2])
+        assert settle(prepared.plan, fed.final_accounts())  # asking again costs nothing
 
 
 class Doomed(SiloProcess):

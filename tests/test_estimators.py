@@ -267,9 +267,9 @@ def test_every_choice_reaches_the_config():
     assert asked(algorithm={"name": "auto", "rounds": 5, "weights": "equal"}).algorithm.weights == "equal"
 
 
-def test_by_default_nothing_is_held_out_under_a_trust_model_that_cannot_ask_about_it():
-    assert asked(epsilon=50.0).evaluate is not None, "here a tenth is enough for a look that says something"
-    assert asked(epsilon=50.0, trust="aggregated").evaluate is None
+@pytest.mark.parametrize("trust", ["untrusted", "aggregated"])
+def test_by_default_a_tenth_is_held_out_where_that_is_enough_for_a_look_that_says_something(trust):
+    assert asked(epsilon=50.0, trust=trust).evaluate is not None
 
 
 DPGD = silodp.algorithms.DPGD(rounds=5, step_size=1.0, clip=1.0)

@@ -63,7 +63,7 @@ def test_the_silo_divides_its_records_as_the_simulation_does():
     np.testing.assert_array_equal(server.populations[1][0], prepared.ground.held_out[0][2, :14])
 
 
-@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+@pytest.mark.parametrize("trust", ["trusted", "untrusted", "aggregated"])
 def test_each_part_of_the_records_has_the_whole_budget_and_no_more(trust):
     plan = make_plan(case(privacy={"epsilon": 4.0, "trust": trust}, whiten={}), facts_of(DATA, 6))
     for silo in range(3):
@@ -73,6 +73,15 @@ def test_each_part_of_the_records_has_the_whole_budget_and_no_more(trust):
         alone = silodp.account(epsilon=4.0, algorithm={"name": "dp-gd", "rounds": 1}, data={"silos": 1, "records": 9})
         assert held_out[0].multiplier == pytest.approx(alone["silos"][0]["releases"][0]["multiplier"], rel=1e-6)
     assert max(plan.epsilon(i) for i in range(3)) == pytest.approx(4.0, rel=1e-6)
+
+
+def test_if_others_collude_held_out_records_keep_what_their_own_silo_added():
+    plan = make_plan(case(privacy={"epsilon": 4.0, "trust": "aggregated", "colluding": 1}), facts_of(DATA, 6))
+    left = plan.if_others_collude(0, plan.spent(0), plan.config.privacy.delta)
+    assert left is not None
+    nobody, _, all_others = left.values()
+    assert nobody == pytest.approx(4.0, rel=1e-6), "held-out records: their noise is the silo's alone"
+    assert all_others > 4.1, "records that are trained on lean on the others' noise"
 
 
 def test_given_noise_is_that_of_its_own_stream():
@@ -208,6 +217,10 @@ def test_columns_that_cannot_be_told_from_noise_stay_finite():
             "scale 0.5, centre 0.05, whiten 0.5 leave nothing of",
         ),
         ({"privacy": {"epsilon": 1.0, "trust": "shuffled"}}, "evaluate: not under trust 'shuffled'"),
+        (
+            {"privacy": {"epsilon": 1.0, "trust": "aggregated", "colluding": 0, "missing": 1}},
+            "evaluate: not with privacy.missing = 1: nobody answers for the held-out records of a missing silo",
+        ),
         ({"scale": {"columns": []}}, r"scale.columns = \[\]"),
     ],
 )

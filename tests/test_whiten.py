@@ -137,7 +137,7 @@ def test_a_told_plan_must_have_its_configs_stages():
         Plan.from_json(tree | {"stages": tree["stages"][1:]})
 
 
-@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+@pytest.mark.parametrize("trust", ["trusted", "untrusted", pytest.param("aggregated", marks=pytest.mark.slow)])
 def test_messages_are_the_simulation(trust, tmp_path):
     """With every stage that there is."""
     stages = {"scale": {"columns": [0, 3]}, "evaluate": {"held_out": 0.3}}

@@ -92,8 +92,6 @@ class Aggregated(Channel):
         "entropy; exact Gaussians in local steps; rounding and grid are part of sensitivity and epsilon"
     )
 
-    same_records: ClassVar[bool] = True  # one set of sizes, from which silos work out the grid
-
     colluding: int | None = eqx.field(static=True, kw_only=True, default=None)
     missing: int = eqx.field(static=True, kw_only=True, default=0)
     compressor: Compressor | None = eqx.field(kw_only=True, default=None)
@@ -270,7 +268,7 @@ class Aggregated(Channel):
         return Part(release.value, release.bound, rest, std, step, silo.round, release.stream), memory
 
     def _noise(self, release: Release, silo: Silo) -> tuple[Array, Array, Array]:
-        """What protects this silo's records, its share's std and the grid's step, which all silos have in common."""
+        """What protects this silo's records, its share's std and the coarsest step that the grid may have."""
         multiplier = self.multiplier(release.stream, silo)
         if multiplier is None:
             return jnp.float32(0), jnp.float32(0), jnp.float32(0)
@@ -279,7 +277,7 @@ class Aggregated(Channel):
         scale = jnp.maximum(release.bound / over_clip, SMALLEST_SCALE)
         bound = jnp.where(release.bound >= 0, scale * over_clip * ROUNDED_UP, jnp.nan)
         std = std_of(replace(release, bound=bound), multiplier)
-        return lattice.hidden[silo.index], std, power_of_two(lattice.step * scale)
+        return lattice.hidden[silo.index], std, lattice.step * scale
 
     def receive(
         self, messages: PyTree, weights: Float[Array, " m"], accounts: Account, randomness: Randomness, memory: PyTree
@@ -290,7 +288,7 @@ class Aggregated(Channel):
             return share @ messages.value, accounts, memory
         value = share @ messages.value
         if self.multipliers:
-            std, step = jnp.linalg.norm(share * messages.std), messages.step[0] / weights.sum()
+            std, step = jnp.linalg.norm(share * messages.std), power_of_two(messages.step[0]) / weights.sum()
             noised = randomness.noised(f"noise/{messages.stream}", Double.of(value), std)
             value = jnp.rint(noised / step) * step
         return self.decompressed(value, messages.round[0], messages.stream, accounts, memory)

@@ -131,7 +131,6 @@ class Channel(eqx.Module):
     )
     gaussian: ClassVar[bool] = True  # what it releases are means with Gaussian noise
     alone_is_private: ClassVar[bool] = False  # whether one silo's answer may be used without the others'
-    same_records: ClassVar[bool] = False  # all stages of a plan must be about the same records
     weighs_by_size: ClassVar[bool] = False  # silos weigh what they send, as a theorem for this channel expects
 
     multipliers: dict[str, Float[Array, " silos"]] = eqx.field(default_factory=dict, kw_only=True)
@@ -324,6 +323,10 @@ class SiloEnd:
 
     def check(self, round: int) -> None:
         """Refuse before anything is computed."""
+
+    def settled(self, message: PyTree, exponent: int | None) -> PyTree:
+        """The message as it will be sent; Undecided when a grid must be told. Nothing is spent yet."""
+        return message
 
     def send(self, round: int, query: str, message: PyTree, asked: bytes = b"") -> Packed:
         """`asked`: a digest of the question's public arguments."""

@@ -12,7 +12,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from silodp.errors import ConfigError
+from silodp.errors import ConfigError, Refused, Undecided
 from silodp.facts import Declared
 from silodp.privacy.sums import ROUNDING, STEPS_MOVED, fewest_steps
 from silodp.releases import Vector
@@ -22,7 +22,8 @@ MOST_SHARE = 2.0**30  # of a share's std, in steps: what is drawn exactly (silod
 TAIL = (
     12.0  # stds that a sum's noise keeps within, but for a chance of 1e-31 a number; a wrapped sum is wrong, not open
 )
-CLOSE = 1 - 2.0**-10  # what float32 may add to a step
+CLOSE = 1 - 2.0**-10  # what float32 and BORDER may add to a step, or take from it
+BORDER = 2.0**-12  # so near to a power of two, relative to it, two silos' float32 may lie on either side
 
 
 class Grid(NamedTuple):
@@ -51,7 +52,7 @@ class Part(eqx.Module):
     bound: Float[Array, ""]
     rest: Vector | None
     std: Float[Array, ""]  # of this silo's share of the noise, before it is weighted
-    step: Float[Array, ""]
+    step: Float[Array, ""]  # of the grid: the coarsest, and once that is settled a power of two
     round: Int[Array, ""]
     stream: str = eqx.field(static=True)
 
@@ -82,6 +83,22 @@ def hidden_by(shares: np.ndarray, honest: int) -> np.ndarray:
     return np.sqrt(squares + others)
 
 
+def exponent_of(coarsest: float, told: int | None) -> int:
+    """Of the grid's step: the largest power of two that is not above the coarsest step.
+
+    Silos compute that from the question's clip norm, each on its own processor. Near a border they might differ, and
+    parts on two grids do not add up: there a silo asks, and takes the one it is told if it is one of the two.
+    """
+    if not (math.isfinite(coarsest) and coarsest > 0):
+        raise Refused("a question without a grid; nothing was sent")
+    below, above = (math.frexp(coarsest * factor)[1] - 1 for factor in (1 - BORDER, 1 + BORDER))
+    if told is None and below != above:
+        raise Undecided((below, above))
+    if told is not None and told not in (below, above):
+        raise Refused("the grid that was told is not that of the question; nothing was sent")
+    return below if told is None else told
+
+
 def planned_grid(name: str, nominal: np.ndarray, declared: Declared, size: int) -> Grid:
     """The coarsest grid on which rounding and discreteness cost no more than is accounted.
 
@@ -96,12 +113,13 @@ def planned_grid(name: str, nominal: np.ndarray, declared: Declared, size: int) 
         step = min(step, some.min() / fewest_steps(size))
     step *= CLOSE
     longest = np.array([stream.batch.longest_over_clip() for stream in declared.each(name)])
-    reach = longest.max() + TAIL * float(np.linalg.norm(shares))
-    steps = 2 * reach / step + declared.facts.silos + 2
+    # Sums, products and roots that every processor rounds alike: silos must come to the same grid.
+    reach = float(longest.max()) + TAIL * math.sqrt(math.fsum(shares**2))
+    steps = 2 * reach / (CLOSE * step) + declared.facts.silos + 2
     if 2 * longest.max() / step > MOST_STEPS or 2 * shares.max() / step > MOST_SHARE or steps > 2.0**62:
         raise ConfigError(
             f"privacy.trust = 'aggregated': sums of stream {name!r} would need {math.log2(steps) + 1:.0f} bits: "
             f"records of silos count too differently, or {size} numbers are too many; set "
             "algorithm.weights = 'size', or take fewer parameters"
         )
-    return Grid(step, 1 + math.ceil(math.log2(steps)), longest, shares)
+    return Grid(step, 1 + (math.ceil(steps) - 1).bit_length(), longest, shares)

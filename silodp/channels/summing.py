@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from silodp.channels.channel import Channel, Packed, ServerEnd, SiloEnd, Talk
+from silodp.channels.grids import exponent_of
 from silodp.channels.masks import Masks, Words
 from silodp.channels.recovery import ANSWERED, TAKERS, Public, Question, opened_sum
 from silodp.discrete import discrete_gaussian
@@ -78,11 +80,16 @@ class AggregatedSilo(MaskedEnd):
         self.question: Question | None = None
         self.prepared: set[str] = set()
 
+    def settled(self, message: PyTree, exponent: int | None) -> PyTree:
+        if not hasattr(message, "std"):
+            return message
+        return replace(message, step=jnp.float32(2.0 ** exponent_of(float(message.step), exponent)))
+
     def send(self, round: int, query: str, message: PyTree, asked: bytes = b"") -> Packed:
         if not hasattr(message, "std"):  # made of what the silo has noised before
             return Packed({"stream": None}, {"value": np.asarray(message.value)})
         grid, step = self.channel.grids[message.stream], float(message.step)
-        if not (math.isfinite(step) and step > 0):
+        if math.frexp(step)[0] != 0.5:
             raise Refused(f"query {query!r} of round {round}: has no grid; nothing was sent")
         part = self._rounded(message, step) + self._noise(message, step, round)
         exponent, width = int(math.log2(step)), int(grid.width)

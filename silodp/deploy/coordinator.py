@@ -190,6 +190,7 @@ class MessageFederation:
                     raise
         if not packed:
             raise Late(f"round {self.round}: no silo answers")
+        packed |= {i: self._told(i, name, public, stream, packed) for i in undecided(packed)}
         if self.coins is not None and self.skips and known is None:
             self.coins.keep("present", np.array(list(packed)))
         return np.array(list(packed)), list(packed.values())
@@ -200,8 +201,18 @@ class MessageFederation:
         asked = [i for i in asked if self._reached(i, lambda i: self._send(i, "ask", name, public) or True)]
         receive = lambda i: self._receive(i, stream)
         answers = {i: answer for i in asked if (answer := self._reached(i, receive)) is not None}
+        again = lambda i: self._told(i, name, public, stream, answers)
+        answers |= {i: self._reached(i, again) for i in undecided(answers)}
+        answers = {i: answer for i, answer in answers.items() if answer is not None}
         self.end.open(self._talk, list(answers))
         return np.array(list(answers)), list(answers.values())
+
+    def _told(self, index: int, name: str, public: Any, stream: str, answers: Mapping[int, Packed]) -> Packed:
+        """The answer of a silo on the border between two grids, which is told the one that the others take."""
+        settled = {each.facts["exponent"] for each in answers.values() if "exponent" in each.facts}
+        exponent = settled.pop() if settled else min(answers[index].facts["exponents"])
+        self._send(index, "ask", name, public, {"exponent": exponent})
+        return self._receive(index, stream)
 
     def _reached(self, index: int, action: Callable[[int], Any]) -> Any:
         """None when the silo is gone and its round can do without."""
@@ -275,10 +286,12 @@ class MessageFederation:
             arrays[f"multiplier/{stream.name}"] = np.float32(self.whole.protecting(line)[index])
         return {name: np.asarray(value) for name, value in arrays.items()}
 
-    def _send(self, index: int, kind: str, name: str, public: tuple[Array, ...]) -> None:
+    def _send(
+        self, index: int, kind: str, name: str, public: tuple[Array, ...], more: Mapping[str, Any] | None = None
+    ) -> None:
         arrays = {str(i): np.asarray(point) for i, point in enumerate(public)}
         try:
-            self.processes[index].send({"kind": kind, "query": name, "round": self.round}, arrays)
+            self.processes[index].send({"kind": kind, "query": name, "round": self.round} | dict(more or {}), arrays)
         except Refused as error:
             raise self._missing(index, error) from None
         self.bits[1] += 8 * sum(a.nbytes for a in arrays.values())
@@ -313,6 +326,8 @@ UNNAMED = (None, "public")  # streams of what is public already
 def checked(told: Told, expected: Mapping[str, Any]) -> Packed:
     """An answer, if it is of the form that the plan has; its numbers are finite, and facts are the plan's."""
     header, arrays = told
+    if header.get("kind") == "grid" and [type(each) for each in header.get("exponents", [])] == [int, int]:
+        return Packed({"gradients": 0.0, "exponents": header["exponents"]}, {})
     facts = header.get("facts")
     if header.get("kind") != "answer" or not isinstance(facts, dict):
         raise Refused("its answer is none")
@@ -324,6 +339,11 @@ def checked(told: Told, expected: Mapping[str, Any]) -> Packed:
     for name, array in arrays.items():
         check_array(name, array, expected.get("parameters"))
     return Packed({"gradients": 0.0} | facts, arrays)
+
+
+def undecided(packed: Mapping[int, Packed]) -> list[int]:
+    """Silos that answered with a question: on which grid?"""
+    return [i for i, each in packed.items() if not each.arrays and "exponents" in each.facts]
 
 
 def same(told: Any, planned: Any) -> bool:

@@ -31,7 +31,7 @@ from silodp.deploy.sites import own_facts, read_records
 from silodp.deploy.spending import epsilon_over, read
 from silodp.deploy.vouch import Vouch
 from silodp.deploy.wire import decode, encode
-from silodp.errors import ConfigError, Refused
+from silodp.errors import ConfigError, Refused, Undecided
 
 KEY = "key"  # the file of the site's private key
 
@@ -60,6 +60,8 @@ class Guard:
         with self.lock:
             try:
                 return self._reply(data)
+            except Undecided as error:  # nothing was spent, and the two grids are public
+                return encode({"kind": "grid", "exponents": list(error.either)}, {})
             except Denied as error:
                 return self._refused(error.code, str(error))
             except (Repeated, Dropped) as error:

@@ -26,7 +26,7 @@ from silodp.cache import keep_programs
 from silodp.core import Silo, Site, ask, privatised
 from silodp.deploy.shuffler import ShufflerClient
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
-from silodp.errors import Refused
+from silodp.errors import Refused, Undecided
 from silodp.facts import Facts, Stream
 from silodp.objective import build_objective, example_record, with_penalty
 from silodp.plan.calibrate import TRAINING
@@ -238,9 +238,12 @@ class SiloServer:
         self.batch_seed = np.asarray(header["batch_seed"], np.uint32)
 
     def answer(
-        self, kind: str, name: str, round: int, public: list[Array]
+        self, kind: str, name: str, round: int, public: list[Array], exponent: int | None = None
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The message for one question; the silo's state moves only when it may be sent."""
+        """The message for one question; the silo's state moves only when it may be sent.
+
+        `exponent`: the grid that the others take, told to a silo that has asked for it.
+        """
         compiled = self._compiled(kind, name)
         self._check_fresh(name, round)
         shapes = self.plan.algorithm.shapes(name, self.objective.parameters)
@@ -256,6 +259,7 @@ class SiloServer:
             raise Refused(f"query {name!r} of round {round}: no noise could be drawn; nothing was sent") from None
         self._check_budget(account)
         released = self._check_together(account, round)
+        message = self.end.settled(message, exponent) if kind == "ask" else message
         work = {"gradients": float(account.gradients - self.account.gradients)}
         self.answered = {each for each in self.answered if each[0] == round} | {(round, name)}
         self.memory, self.account, self.wire, self.round, self.released = memory, account, wire, round, released
@@ -385,7 +389,8 @@ def respond(
     if kind == "account":
         return {"kind": "account"}, account_arrays(server.account)
     public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
-    facts, message = server.answer(str(kind), header["query"], int(header["round"]), public)
+    exponent = None if header.get("exponent") is None else int(header["exponent"])
+    facts, message = server.answer(str(kind), header["query"], int(header["round"]), public, exponent)
     return {"kind": "answer", "facts": facts}, message
 
 
@@ -402,6 +407,8 @@ def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, by
         if server is None:
             raise Refused("no plan yet: send setup first")
         return server, encode(*respond(server, header, arrays))
+    except Undecided as error:
+        return server, encode({"kind": "grid", "exponents": list(error.either)}, {})
     except TOLD as error:
         return server, encode({"kind": "refused", "reason": f"{error}"}, {})
     except Exception as error:  # nothing that a server sends ends the process; a text of JAX's may quote numbers

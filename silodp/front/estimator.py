@@ -263,7 +263,7 @@ def with_held_out(config: Config, data: FederatedData, share: Any) -> Config:
     if not tenth:
         return asked
     channel = registry.find("channel", config.privacy.trust)
-    if min(data.sizes) < FEWEST or not channel.gaussian or channel.same_records:
+    if min(data.sizes) < FEWEST or not channel.gaussian:
         return config
     stage = make_plan(asked, facts_of(data)).evaluation
     assert stage is not None

@@ -133,7 +133,7 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
         "gdp_mu": accountant.gdp(worst),
         "curve": curve_points(worst, record),
         "releases": [release_of(plan, silo, s) for s in own],
-        "collusion": plan.noised.left_if(own, silo, plan.declared, delta),
+        "collusion": plan.if_others_collude(silo, own, delta),
         "several_records_of_one_person": [
             {"records": k, "epsilon": accountant.group_epsilon(of_persons(plan, own), delta, k), "delta": delta}
             for k in (2, 5)

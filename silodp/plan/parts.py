@@ -135,6 +135,11 @@ def parts_of(config: Config, facts: Facts, algorithm: Algorithm) -> list[Part]:
     if config.evaluate is not None and config.privacy.unit != "record":
         # Several records that change together may lie in both parts, and each part has the whole budget.
         raise ConfigError(f"evaluate: not with privacy.unit = {config.privacy.unit!r}; leave one of them out")
+    if config.evaluate is not None and config.privacy.missing:
+        raise ConfigError(
+            f"evaluate: not with privacy.missing = {config.privacy.missing}: nobody answers for the held-out records "
+            "of a missing silo; leave one of them out"
+        )
     parts.append(Part.of(TRAINING, left if parts else 1.0, algorithm, facts))
     return parts if config.evaluate is None else [*parts, evaluation(config, facts)]
 

@@ -142,8 +142,6 @@ class Plan:
     @cached_property
     def noised(self) -> Channel:
         """The channel with this plan's noise. Rounded up: float32 must not make less of a multiplier."""
-        if self.channel.same_records and any(stage.facts.sizes != self.facts.sizes for stage in self.stages):
-            raise ConfigError(f"held-out records: not under trust {self.config.privacy.trust!r}; leave them out")
         noise = {line: jnp.asarray(np.asarray(m) * (1 + 2e-7), jnp.float32) for line, m in self.multipliers.items()}
         return self.channel.ready(self.declared, noise, self.config.privacy.delta)
 
@@ -198,6 +196,12 @@ class Plan:
         if group > 1:
             return accountant.group_epsilon(spent, delta, group)
         return max((accountant.epsilon(own, delta) for own in self.apart(spent)), default=0.0)
+
+    def if_others_collude(self, silo: int, spent: Sequence[Spent], delta: float) -> dict[str, float] | None:
+        """What is left to a silo's records when others work for the server, by who does; None: nothing changes."""
+        levels = [self.noised.left_if(own, silo, self.declared, delta) for own in self.apart(spent)]
+        told = [each for each in levels if each is not None]
+        return {who: max(each[who] for each in told) for who in told[0]} if told else None
 
     @property
     def theorem(self) -> Verdict:

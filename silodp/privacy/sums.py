@@ -23,13 +23,13 @@ ROUNDING = 2.0**-8  # of what a record moves, at most: below 0.5 %
 STEPS_MOVED = 1.125  # of a coordinate, beyond what a record moves: one by rounding, the rest by float64
 LOSS = 2.0**-30  # of epsilon, for a release
 LOST = 1e-300  # of delta, before it is multiplied by e^epsilon, for a release
+TAIL = 690.78  # at least -log(LOST); written out, as parties must not round it differently
 
 
 def fewest_steps(dimension: int) -> float:
     """Least std of a sum of this many coordinates, in steps of the grid, for which LOSS and LOST hold."""
-    tail = -math.log(LOST)
     above = dimension / 23
-    below = 1.001 * (dimension + 2 * math.sqrt(dimension * tail) + 2 * tail) / 24
+    below = 1.001 * (dimension + 2 * math.sqrt(dimension * TAIL) + 2 * TAIL) / 24
     return math.sqrt((above + below) / LOSS)
 
 
