@@ -1,6 +1,6 @@
 """What the documentation site adds to the files in this folder: pages written from the code, and links that lead here.
 
-mkdocs calls `on_config`, `on_files` and `on_page_markdown`; tests call the rest.
+mkdocs calls `on_files` and `on_page_markdown`; tests call the rest.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import dataclasses
 import inspect
 import posixpath
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import silodp
 from silodp import registry
@@ -23,10 +25,9 @@ OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "examples/README.md": "tutorials/hospitals.md",
 }
-# Pages that are named in the navigation once somebody has written them.
-LATER = {"deployment.md": "Deployment"}
 
 
 # --- config keys -------------------------------------------------------------------------------------
@@ -44,11 +45,14 @@ def config_reference() -> str:
         keys = set(section.model_fields) if section is not AlgorithmConfig else SHARED_KEYS
         parts.append(key_table(section, [key for key in section.model_fields if key in keys]))
     parts.append(
-        "## [algorithm], by algorithm\n\nBeside the keys above, each algorithm takes those of its own line. Keys in "
-        "**bold** must be given, unless `theory = true` chooses them; the others have the default that is shown."
+        "## [algorithm], by algorithm\n\nEach algorithm takes the keys of [algorithm] above and those of its own table "
+        "here. `step_size` and what is **needed** must be given, unless `theory = true` chooses it. "
+        "`auto` needs nothing."
     )
-    parts += [family_table(family, names) for family, names in registry.FAMILIES.items()]
-    parts.append("## What these keys mean\n\n" + key_table(AlgorithmConfig, own_keys()))
+    for family, names in registry.FAMILIES.items():
+        parts.append(f"### {family}\n\n{registry.SENTENCES[family][0].upper()}{registry.SENTENCES[family][1:]}.")
+        parts += [algorithm_part(name) for name in names]
+    parts.append("## Who takes which key\n\n" + takers_table())
     return "\n\n".join(parts) + "\n"
 
 
@@ -64,12 +68,15 @@ def own_keys() -> list[str]:
     return [key for key in AlgorithmConfig.model_fields if key not in SHARED_KEYS]
 
 
-def key_table(section: Any, keys: list[str]) -> str:
+def key_table(section: Any, keys: list[str], defaults: Mapping[str, str] | None = None) -> str:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         field = section.model_fields[key]
         default = "" if field.default is None else f"`{toml(field.default)}`"
-        lines.append(f"| `{key}` | {type_words(field.annotation)} | {default} | {cell(field.description or '')} |")
+        default = default if defaults is None else defaults[key]
+        lines.append(
+            f"| `{key}` | {cell(type_words(field.annotation))} | {default} | {cell(field.description or '')} |"
+        )
     return "\n".join(lines)
 
 
@@ -77,46 +84,59 @@ def toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
 
 
+PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "table"}
+
+
 def type_words(annotation: Any) -> str:
     """As a reader of TOML would say it."""
-    text = getattr(annotation, "__name__", None) if not getattr(annotation, "__args__", None) else str(annotation)
-    text = re.sub(r"typing\.|NoneType|None", "", re.sub(r"Optional\[(.*)\]", r"\1", str(text)))
-    text = re.sub(r"list\[(.*)\]", r"list of \1", text)
-    text = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", "").replace(", ", " or "), text)
-    plain = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
-    text = re.sub(r"\b(str|int|float|bool|dict)\b", lambda found: plain[found[1]], text)
-    return cell(re.sub(r"\s*\|\s*(?=$)|^\s*\|\s*", "", text.strip()).replace(" | ", " or "))
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_words(inside[0])
+    if origin is Literal:
+        return " or ".join(map(str, inside))
+    if origin is list:
+        return f"list of {type_words(inside[0])}"
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(type_words(each) for each in inside if each is not type(None)))
+    return PLAIN[origin or annotation]
 
 
 def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def family_table(family: str, names: Any) -> str:
-    lines = [
-        f"### {family}\n\n{registry.SENTENCES[family]}\n",
-        "| algorithm | keys of its own | trust |",
-        "|---|---|---|",
-    ]
-    for name in names:
-        trusts = find(name).trusts
-        told = "every one" if trusts is None else ", ".join(trusts)
-        lines.append(f"| `{name}` | {', '.join(taken_keys(name)) or 'none'} | {told} |")
-    return "\n".join(lines)
+def algorithm_part(name: str) -> str:
+    entry, own = find(name), taken_keys(name)
+    trusts = "every trust model" if entry.trusts is None else ", ".join(entry.trusts)
+    keys = key_table(AlgorithmConfig, list(own), own) if own else "It has no keys of its own."
+    return f"#### {name}\n\n{entry.summary[0].upper()}{entry.summary[1:]}. Runs under: {trusts}.\n\n{keys}"
 
 
-def taken_keys(name: str) -> list[str]:
-    """Keys that an algorithm takes beside the shared ones, with their defaults."""
+def taken_keys(name: str) -> dict[str, str]:
+    """Keys that an algorithm takes beside the shared ones, with what its table says in the place of a default."""
     entry = find(name)
-    found = []
+    found = {}
     for field in dataclasses.fields(entry.build):
         if field.name not in AlgorithmConfig.model_fields or field.name in SHARED_KEYS or field.name in entry.fixed:
             continue
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        default = field.default if isinstance(field.default, bool | int | float | str) else None
-        shown = f" = {toml(default)}" if default is not None else ""
-        found.append(f"**`{field.name}`**" if needed else f"`{field.name}{shown}`")
+        found[field.name] = default_words(field, private=entry.private)
     return found
+
+
+def default_words(field: dataclasses.Field[Any], *, private: bool) -> str:
+    needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    if needed and field.name.startswith("clip"):
+        return "**needed** with an epsilon" if private else "no clipping"
+    plain = isinstance(field.default, bool | int | float | str)
+    return "**needed**" if needed else f"`{toml(field.default)}`" if plain else ""
+
+
+def takers_table() -> str:
+    lines = ["| key | algorithms that take it |", "|---|---|"]
+    for key in own_keys():
+        takers = [f"`{name}`" for names in registry.FAMILIES.values() for name in names if key in taken_keys(name)]
+        lines.append(f"| `{key}` | {', '.join(takers)} |")
+    return "\n".join(lines)
 
 
 # --- Python names and commands -----------------------------------------------------------------------
@@ -189,9 +209,16 @@ def led_here(text: str, source: str) -> str:
         if page is None:
             return words
         here = posixpath.dirname(OUTSIDE.get(source, source.removeprefix("docs/")))
+        words = words if mark or not words.rstrip("/").endswith((".md", path.rstrip("/"))) else title_of(page)
         return f"{mark}[{words}]({posixpath.relpath(page, here or '.')}{hash_}{anchor})"
 
     return LINK.sub(replaced, text)
+
+
+def title_of(page: str) -> str:
+    """Of a page that is a file: its first heading, which reads better on a page than a path."""
+    path = next((path for path, copied in OUTSIDE.items() if copied == page), f"docs/{page}")
+    return re.findall(r"^# (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)[0]
 
 
 def page_of(path: str) -> str | None:
@@ -215,12 +242,6 @@ def generated() -> dict[str, str]:
 
 
 # --- mkdocs ------------------------------------------------------------------------------------------
-
-
-def on_config(config: Any) -> Any:
-    tutorials = next(entry["Tutorials"] for entry in config["nav"] if "Tutorials" in entry)
-    tutorials += [{title: page} for page, title in LATER.items() if (ROOT / "docs" / page).is_file()]
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

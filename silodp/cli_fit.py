@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from silodp.cache import keep_programs
-from silodp.errors import ConfigError, SilodpWarning
+from silodp.errors import ConfigError, Refused, SilodpWarning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +33,9 @@ def told() -> Iterator[None]:
         except (ConfigError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
+        except Refused as error:
+            print(f"refused: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
         except KeyboardInterrupt:
             print("stopped; nothing is kept", file=sys.stderr)
             raise typer.Exit(130) from None

@@ -29,6 +29,8 @@ def show(
             opened(page_of(directory))
         elif (directory / "bundle.json").is_file():
             print((directory / ("bundle.json" if json_ else "report.txt")).read_text(encoding="utf-8"), end="")
+        elif (directory / "certificates.json").is_file():
+            print_federation(directory, json_)
         else:
             print_run(directory, json_)
 
@@ -44,6 +46,16 @@ def print_run(directory: Path, json_: bool) -> None:
     certificate = directory / "certificate.txt"
     if certificate.is_file():
         console.print(certificate.read_text(encoding="utf-8"), markup=False, highlight=False)
+
+
+def print_federation(directory: Path, json_: bool) -> None:
+    """The sites' certificates, once they are checked."""
+    from silodp.deploy.approval import load
+    from silodp.deploy.certify import verified
+
+    text = (directory / "certificates.json").read_text(encoding="utf-8")
+    lines = verified(json.loads(text), load(directory / "plan.json"))
+    print(text if json_ else "\n".join([*lines, "all signatures are good"]))
 
 
 def page_of(directory: Path) -> Path:

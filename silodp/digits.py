@@ -1,4 +1,4 @@
-"""Guarantees in few digits: never less than they are."""
+"""Numbers for people. A guarantee in few digits is never less than it is."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def rounded_up(number: float, digits: int = 4) -> str:
     # A float prints in full what it was given as: 0.1 is not rounded up because its bits are a little above 0.1.
     up = Decimal(repr(float(number))).normalize(Context(prec=digits, rounding=ROUND_CEILING))
     return f"{float(up):.{digits}g}"
+
+
+def several(count: int, what: str) -> str:
+    """
+    Example:
+        >>> from silodp.digits import several
+        >>> several(1, "run"), several(3, "run")
+        ('1 run', '3 runs')
+    """
+    return f"{count} {what}" + ("" if count == 1 else "s")

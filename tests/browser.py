@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
 )  # fmt: skip
 PATIENCE = 120.0
+SMALL = 720  # pixels that a picture in docs is wide
 # The browser reads commands from descriptor 3 and answers on 4.
 STARTED = """
 import os, sys
@@ -159,3 +161,18 @@ class Browser:
 
     def printed(self) -> bytes:
         return base64.b64decode(self.ask("Page.printToPDF", printBackground=True)["data"])
+
+
+def small_picture(page: Path, out: Path, height: int) -> None:
+    """The top of a page, small enough to be kept in docs."""
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as folder, Browser(Path(folder) / "profile") as browser:
+        browser.open(page.resolve().as_uri(), width=1000)
+        shot = Image.open(browser.picture(out, width=1000, height=height)).convert("RGB")
+    shot = shot.resize((SMALL, round(height * SMALL / 1000)), Image.Resampling.LANCZOS)
+    shot.quantize(32, dither=Image.Dither.NONE).save(out, optimize=True)
+
+
+if __name__ == "__main__":  # python -m tests.browser report.html docs/report.png 1300
+    small_picture(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

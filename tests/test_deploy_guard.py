@@ -11,7 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from silodp.cli import app
 from silodp.deploy import approval, server, signing
 from silodp.deploy.certify import verified
 from silodp.deploy.desk import question_of
@@ -113,6 +115,15 @@ def check_report(run: Path, document: Document, told: dict[str, dict]) -> None:
     with pytest.raises(ConfigError, match="not the model that the silos' certificates name"):
         write_report(run)
     model.write_bytes(kept)
+    shown = CliRunner().invoke(app, ["show", str(run)])
+    assert shown.exit_code == 0 and "all signatures are good" in shown.output and "over 1 run at delta" in shown.output
+    certificates = run / CERTIFICATES
+    kept = certificates.read_bytes()
+    certificates.write_bytes(kept.replace(b'"runs": 1', b'"runs": 2'))
+    for options in ([], ["--json"]):
+        forged = CliRunner().invoke(app, ["show", str(run), *options])
+        assert forged.exit_code == 1 and "refused: certificate: the signature" in forged.output
+    certificates.write_bytes(kept)
     assert write_report(run).read_text(encoding="utf-8") == text
 
 

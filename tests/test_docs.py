@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ import silodp
 from silodp.algorithms import REGISTRY
 from silodp.cli import app
 from silodp.config import AlgorithmConfig, Config
-from tests.test_readme import blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -53,14 +53,23 @@ def test_every_config_key_is_there_with_its_meaning(pages):
     assert "Optional" not in text and "typing" not in text
 
 
-def test_every_algorithm_is_there_with_the_keys_it_takes(pages):
+def test_every_algorithm_is_there_with_the_keys_it_takes_their_defaults_and_meanings(pages):
     text = pages["reference/config.md"]
+    by_key = dict(
+        re.findall(r"^\| `(\w+)` \| ((?:`[\w-]+`(?:, )?)*) \|$", text.split("## Who takes which key")[1], re.M)
+    )
     for name, entry in REGISTRY.items():
-        (row,) = re.findall(rf"^\| `{name}` \| (.*) \| .* \|$", text, re.MULTILINE)
-        listed = set(re.findall(r"`(\w+)", row))
-        assert listed <= set(AlgorithmConfig.model_fields)
-        assert set(entry.example) - site.SHARED_KEYS <= listed, name
-    assert "`clip_difference`" in re.findall(r"^\| `spider` \|.*$", text, re.MULTILINE)[0]
+        (part,) = re.findall(rf"^#### {name}\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE)
+        rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| (.+) \| (.*) \| (.+) \|$", part, re.MULTILINE)}
+        assert set(entry.example) - site.SHARED_KEYS <= rows.keys() <= set(AlgorithmConfig.model_fields), name
+        assert all(
+            AlgorithmConfig.model_fields[key].description in meaning.replace("\\|", "|")
+            for key, (_, _, meaning) in rows.items()
+        )
+        assert all(f"`{name}`" in by_key[key] for key in rows)
+    spider, gd = (text.split(f"#### {name}\n")[1].split("####")[0] for name in ("spider", "gd"))
+    assert "| `clip` | number | **needed** with an epsilon |" in spider and "| `clip` | number | no clipping |" in gd
+    assert "| `restart` | whole number | **needed** |" in spider
 
 
 def test_every_public_name_and_command_is_there(pages):
@@ -89,36 +98,111 @@ def test_a_link_out_of_the_site_keeps_its_words_only():
 
 def test_the_navigation_has_every_page(pages):
     named = set(re.findall(r"[ :]([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
-    assert named | set(site.LATER) == set(pages) | set(site.LATER)
+    assert named == set(pages)
 
 
-RUN = [DOCS / "estimators.md", *sorted((DOCS / "tutorials").glob("*.md"))]  # others: test_readme, test_reproduce_files
+# --- what stands on pages as a program or a command -------------------------------------------------------------------
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
+    *DOCS.rglob("*.md"),
+]
+# Pages whose programs other tests run: beside the clone, as modules, or with their figures compared.
+ELSEWHERE = {"README.md": "test_readme", "CONTRIBUTING.md": "test_readme", "docs/privacy.md": "test_readme",
+             "docs/experiments.md": "test_reproduce_files"}  # fmt: skip
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PROGRAMS, OTHERS = {"python", "sh"}, {"toml", "text", "bibtex"}  # text: output, usage, and what sets up a machine
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
-def test_programs_on_pages_can_be_read(page):
-    for program in blocks(page.read_text(encoding="utf-8"), "python"):
-        ast.parse(program)
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def programs_of(page: Path, language: str) -> list[str]:
+    return [text for found, text in FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+RUN = sorted(
+    page for page in PAGES if named(page) not in ELSEWHERE and any(programs_of(page, kind) for kind in PROGRAMS)
+)
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=named)
+def test_every_block_says_what_it_is_and_can_be_read(page):
+    for language, text in FENCE.findall(page.read_text(encoding="utf-8")):
+        assert language in PROGRAMS | OTHERS, f"a block without a language: {text[:60]}"
+        if language == "python":
+            ast.parse(text)
+        if language == "toml":
+            tomllib.loads(text)
+
+
+def test_pages_that_are_run_elsewhere_are():
+    for page, test in ELSEWHERE.items():
+        assert Path(page).name in (ROOT / "tests" / f"{test}.py").read_text(encoding="utf-8")
+
+
+INLINE = re.compile(r"`(silodp [a-z][^`]*)`|^    +(silodp [a-z].*)$", re.MULTILINE)
+
+
+def commands_on(page: Path) -> list[str]:
+    """In blocks, in indented lines and between prose's backticks; without comments."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", "")
+    fenced = "\n".join(block for _, block in FENCE.findall(text))
+    lines = [line for line in fenced.splitlines() if re.match(r"\s*silodp [a-z]", line)]
+    return [line.split("#")[0] for line in (*lines, *("".join(found) for found in INLINE.findall(FENCE.sub("", text))))]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=named)
+def test_commands_on_pages_exist_with_their_options(page):
+    import typer
+
+    whole = typer.main.get_command(app)
+    for line in commands_on(page):
+        command, words = whole, line.split()[1:]
+        while words and getattr(command, "commands", None):
+            known = command.commands  # pyright: ignore[reportAttributeAccessIssue]
+            if words[0] not in known and "tell" in known:  # silodp plan CONFIG.toml
+                command = known["tell"]
+                break
+            if words[0] in ("COMMAND", "-h") or words[0].startswith("--"):
+                break
+            assert words[0] in known, line
+            command, words = known[words[0]], words[1:]
+        options = {option for each in command.params for option in each.opts} | {"--help"}
+        given = re.findall(r"(?<![\w-])--?[a-z][\w-]*", " ".join(words))
+        assert [option for option in given if option not in options] == [], line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RUN, ids=named)
 def test_a_pages_programs_run(page, tmp_path):
-    """All of a page in one process, one after another, away from the clone."""
-    programs = blocks(page.read_text(encoding="utf-8"), "python")
-    assert programs
+    """Commands one after another in one shell, programs one after another in one process, away from the clone."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     subprocess.run([sys.executable, "examples/make_hospitals.py"], cwd=tmp_path, check=True)
-    found = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", "\n".join(programs)]
-    done = subprocess.run(command, cwd=tmp_path, env=found, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    for text in programs_of(page, "toml"):
+        if name := re.match(r"# (\w+\.toml)\n", text):  # its first line names a file that commands read
+            (tmp_path / name[1]).write_text(text, encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    found = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path}
+    for command, language in ((["bash", "-e", "-c"], "sh"), ([sys.executable, "-c"], "python")):
+        (folder := tmp_path / language).mkdir()
+        for each in (
+            *tmp_path.glob("*.toml"),
+            *tmp_path.glob("*.csv"),
+            *tmp_path.glob("*.npz"),
+            tmp_path / "examples",
+            tmp_path / "hospitals",
+        ):
+            (folder / each.name).symlink_to(each)
+        program = [*command, "\n".join(programs_of(page, language))]
+        done = subprocess.run(program, cwd=folder, env=found, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mkdocs") is None, reason="mkdocs is not installed (pip install -e '.[docs]')")
+@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed")
 def test_the_site_is_built_without_a_warning(tmp_path):
-    command = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

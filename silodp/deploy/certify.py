@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from silodp.deploy.signing import Key, opened, words
 from silodp.deploy.spending import epsilon_over, read
-from silodp.digits import rounded_up
+from silodp.digits import rounded_up, several
 from silodp.errors import Refused
 from silodp.privacy import accountant
 
@@ -65,7 +65,9 @@ def verified(certificates: Sequence[Any], document: Document | None = None) -> l
             raise Refused(f"certificate of {body['site']}: signed with another key than the plan's")
         plans.add((body["run"], body["plan"], body["model"]))
         promise = f"({rounded_up(body['epsilon'])}, {rounded_up(body['delta'])})-DP in this run"
-        total = f"{rounded_up(body['total_epsilon'])} over {body['runs']} runs at delta {body['total_delta']:g}"
+        total = (
+            f"{rounded_up(body['total_epsilon'])} over {several(body['runs'], 'run')} at delta {body['total_delta']:g}"
+        )
         lines.append(f"{body['site']}: {promise}, epsilon {total}; key {words(key)[:40]}...")
     if len(plans) > 1:
         raise Refused("certificates: of different runs, plans or models")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.digits import rounded_up
+from silodp.digits import rounded_up, several
 from silodp.report.chart import Chart, Line, drawn
 from silodp.report.found import LABELS, LOGARITHMIC, Measured
 from silodp.report.held_out import held_out_section
@@ -140,8 +140,7 @@ def each_silo(silos: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def over_runs(spent: Mapping[str, Any]) -> str:
-    runs = "1 run" if spent["runs"] == 1 else f"{spent['runs']} runs"
-    return f"{rounded_up(spent['epsilon'])} in {runs} at delta {rounded_up(spent['delta'])}"
+    return f"{rounded_up(spent['epsilon'])} in {several(spent['runs'], 'run')} at delta {rounded_up(spent['delta'])}"
 
 
 def releases(silos: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
