@@ -129,6 +129,9 @@ class PrivacyConfig(OpenSection):
         description="what the target protects: a record, k records of one silo, or all of a silo's (user)",
     )
     gdp: float | None = Field(default=None, gt=0, description="a Gaussian-DP mu in place of epsilon and delta")
+    silo_targets: dict[str, float] | None = Field(
+        default=None, description="another epsilon (or gdp, where that is given) for single silos, by name"
+    )
     multipliers: dict[str, float] | None = Field(
         default=None, description="noise std over sensitivity, by stream: epsilon follows"
     )
@@ -172,12 +175,12 @@ class PrivacyConfig(OpenSection):
             raise ValueError("give a share between 0 and 1, or 'optimal'")
         return value
 
-    @field_validator("multipliers")
+    @field_validator("multipliers", "silo_targets")
     @classmethod
     def _nonnegative(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        for stream, multiplier in (value or {}).items():
-            if not (multiplier > 0 and math.isfinite(multiplier)):
-                raise ValueError(f"{stream} = {multiplier}: give a positive number")
+        for name, number in (value or {}).items():
+            if not (number > 0 and math.isfinite(number)):
+                raise ValueError(f"{name} = {number}: give a positive number")
         return value
 
     @model_validator(mode="after")
@@ -187,7 +190,23 @@ class PrivacyConfig(OpenSection):
             raise ValueError(f"{' and '.join(given)} are given together; give one of them")
         if self.budget is not None and self.multipliers is None:
             raise ValueError("budget goes with multipliers; a target epsilon is kept by its noise")
+        if self.silo_targets and ((self.epsilon is None and self.gdp is None) or self.calibration == "paper"):
+            raise ValueError("silo_targets go with epsilon or gdp for all other silos, and exact noise")
         return self
+
+    def of_silo(self, name: str) -> PrivacyConfig:
+        """What this silo's records are promised."""
+        if not self.silo_targets or name not in self.silo_targets:
+            return self
+        key = "epsilon" if self.gdp is None else "gdp"
+        return self.model_copy(update={key: self.silo_targets[name], "silo_targets": None})
+
+    @property
+    def strictest(self) -> PrivacyConfig:
+        """The target of the silo that asks for most."""
+        key = "epsilon" if self.gdp is None else "gdp"
+        own = [] if not self.silo_targets else self.silo_targets.values()
+        return self if not own else self.model_copy(update={key: min([getattr(self, key), *own]), "silo_targets": None})
 
     @property
     def private(self) -> bool:
@@ -209,6 +228,9 @@ class AlgorithmConfig(OpenSection):
     capped: bool | None = Field(default=None, description="cap the clip of differences at 2 * clip")
     restart: int | None = Field(default=None, ge=1, description="T: rounds between fresh gradients")
     batch: int | None = Field(default=None, ge=1, description="b: records of a silo in a round; all when left out")
+    batch_share: float | None = Field(
+        default=None, gt=0, lt=1, description="in place of batch, under P_vec: the part of every silo's records"
+    )
     sampling: Literal["full", "poisson", "fixed", "one-pass"] | None = Field(
         default=None, description="how a batch is drawn; the algorithm's own way when left out"
     )
@@ -279,6 +301,8 @@ class AlgorithmConfig(OpenSection):
     def _nothing_without_effect(self) -> AlgorithmConfig:
         if self.sampling in ("poisson", "fixed") and self.batch is None and self.batch_difference is None:
             raise ValueError(f"sampling = {self.sampling!r} has no effect without a batch; give batch, or leave it out")
+        if self.batch_share is not None and (self.batch is not None or self.sampling is not None):
+            raise ValueError(f"batch_share = {self.batch_share:g} goes without batch and sampling; leave them out")
         if self.sampling == "full" and self.batch is not None:
             raise ValueError(f"batch = {self.batch} has no effect with sampling = 'full'; leave one of them out")
         for option, compressor in (("keep", "rand-k"), ("levels", "qsgd")):
@@ -304,9 +328,9 @@ class AlgorithmConfig(OpenSection):
 THEORY_CONSTANTS = ("gradient_bound", "smoothness", "heterogeneity", "pl_constant")
 # Keys that the run, the channel or the theorem takes care of, whatever the algorithm.
 SHARED_KEYS = {
-    "name", "rounds", "stop_after", "step_size", "prox", "batch", "sampling", "participation", "schedule", "weights",
-    "average", "compressor", "keep", "levels", "shifted", "randomizer", "grid", "theory", "optimiser", "step_decay",
-    "shift_rate", "shift_decay", *THEORY_CONSTANTS,
+    "name", "rounds", "stop_after", "step_size", "prox", "batch", "batch_share", "sampling", "participation",
+    "schedule", "weights", "average", "compressor", "keep", "levels", "shifted", "randomizer", "grid", "theory",
+    "optimiser", "step_decay", "shift_rate", "shift_decay", *THEORY_CONSTANTS,
 }  # fmt: skip
 
 

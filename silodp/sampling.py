@@ -74,6 +74,10 @@ class BatchRule(eqx.Module):
         """How long a released mean can be, in clip norms."""
         return 1 + SLACK
 
+    def most(self, records: int) -> int:
+        """The most records that a batch can hold."""
+        return math.ceil(self.divisor(records))
+
     def check(self, name: str, records: int) -> None:
         """Refuse a silo that is too small for this rule."""
 
@@ -128,25 +132,53 @@ class Poisson(BatchRule):
         whole = -(-length // BLOCK) * BLOCK  # as `places_of` wants it; the first words stay what they are
         coins = silo.randomness.bits(f"batch/{purpose}", (whole,), step)
         # Rounded down, so that the real rate never exceeds the accounted one; rate 1 keeps everybody.
-        rate = self.batch / silo.size.astype(jnp.float32)
+        rate = self.expected(silo.size) / silo.size.astype(jnp.float32)
         threshold = jnp.minimum(rate * (1 - 1e-6), 1 - 2.0**-24) * 2.0**32
         joins = (coins < threshold.astype(jnp.uint32)) | (rate >= 1)
         joins = joins & (jnp.arange(whole) < silo.size)
-        chosen = places_of(joins, whole_runs(min(length, poisson_capacity(self.batch))), length)
+        chosen = places_of(joins, whole_runs(min(length, self.most(length))), length)
         weights = (chosen < length).astype(jnp.float32)
-        return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch), chosen)
+        return Batch(take(silo.records, chosen), weights, jnp.float32(self.expected(silo.size)), chosen)
+
+    def expected(self, records: Any) -> Any:
+        return self.batch
 
     def divisor(self, records: int) -> float:
-        return float(self.batch)
+        return float(self.expected(records))
+
+    def most(self, records: int) -> int:
+        return poisson_capacity(math.ceil(self.expected(records)))
 
     def sampling(self, records: int) -> kinds.Sampling:
-        return kinds.Full() if self.batch == records else kinds.Poisson(self.batch / records)
+        rate = self.expected(records) / records
+        return kinds.Full() if rate == 1 else kinds.Poisson(rate)
 
     def longest_over_clip(self) -> float:
         return (1 + SLACK) * whole_runs(poisson_capacity(self.batch)) / self.batch
 
     def check(self, name: str, records: int) -> None:
         _check_size(name, self.batch, records, self.key)
+
+
+class Share(Poisson):
+    """Poisson with one rate everywhere: larger silos send more, as weights by size ask. Only for sums that hide how
+    many records are in them."""
+
+    rate: float = eqx.field(static=True, kw_only=True)
+
+    def expected(self, records: Any) -> Any:
+        return self.rate * records
+
+    def longest_over_clip(self) -> float:
+        raise NotImplementedError("a share's sums have no noise that is told by its length")
+
+    def check(self, name: str, records: int) -> None:
+        _check_sum(name, self.most(records))
+        if self.rate * records < 1:
+            raise ValueError(
+                f"algorithm.batch_share = {self.rate:g}: draws less than one of the {records} records of silo "
+                f"{name!r}; give at least {1 / records:.3g}"
+            )
 
 
 class FixedSize(BatchRule):

@@ -6,6 +6,7 @@ import json
 import math
 from functools import reduce
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from silodp.plan.make import make_plan
 from silodp.privacy import gaussian
 from silodp.privacy.clones import Shuffled
 from silodp.privacy.coins import dominating_gaussian, gaussian_multiplier, sensitivity
-from silodp.randomness import SeededRandomness
+from silodp.randomness import SeededRandomness, party_key
 from silodp.releases import Account
 from silodp.run import group as machinery
 from silodp.run.prepare import prepare
@@ -337,3 +338,51 @@ def test_messages_of_two_batch_sizes_are_not_accounted_as_one():
     facts = Facts((40, 40), ("a", "b"), parameters=6)
     with pytest.raises(ConfigError, match="share one batch under a shuffler"):
         make_plan(case("spider", "shuffled", batch=4, batch_difference=16, weights="equal"), facts)
+
+
+UNEQUAL = Facts((400, 250, 310), ("a", "b", "c"), parameters=6)
+SHARED: dict[str, Any] = {"batch_share": 0.2, "restart": 5, "rounds": 10, "weights": "size"}
+
+
+@pytest.mark.parametrize("name", ["sdp-prox-svrg", "sdp-spider"])
+def test_sums_take_the_same_part_of_silos_of_different_sizes(name):
+    """Alg. 8 with K < n: full batches weigh silos by size, and so must the differences' batches."""
+    plan = make_plan(case(name, "shuffled", **SHARED), UNEQUAL)
+    difference = next(s for s in plan.releases(1) if s.name == "difference")
+    assert difference.batch.sampling(250).rate == pytest.approx(0.2)
+    sent = np.array(plan.declared.divisors("difference"))
+    assert sent / sent.sum() == pytest.approx(np.array(plan.facts.weights))
+    assert all(plan.epsilon(i) <= 4.0 * (1 + 1e-6) for i in range(3))
+
+
+def test_a_share_is_drawn_at_its_rate_in_every_silo(data):
+    config = case("sdp-prox-svrg", "shuffled", batch_share=0.4, weights="size", clip_difference=None, restart=2)
+    prepared = prepare(config, data)
+    rule = prepared.plan.releases(0)[1].batch
+    for silo, size in enumerate(data.sizes):
+        records = jnp.zeros((40, 1))
+
+        def drawn(round, size=size, silo=silo, records=records):
+            coins = SeededRandomness(party_key(jax.random.key(1), round, silo))
+            batch = rule.draw(
+                SimpleNamespace(records=records, size=jnp.int32(size), round=round, randomness=coins), "d"
+            )
+            return batch.weights.sum(), batch.divisor
+
+        counts, divisors = jax.vmap(drawn)(jnp.arange(2000))
+        assert float(divisors[0]) == pytest.approx(0.4 * size)
+        assert float(counts.mean()) == pytest.approx(0.4 * size, abs=5 * math.sqrt(0.24 * size / 2000))
+
+
+@pytest.mark.parametrize(
+    ("name", "trust", "options", "words"),
+    [
+        ("spider", "untrusted", {"batch_share": 0.2}, "batches have an agreed size; give batch"),
+        ("mb-psgm", "shuffled", {"batch_share": 0.2}, "batches have an agreed size; give batch"),
+        ("sdp-spider", "shuffled", SHARED | {"batch_share": 0.001}, "draws less than one of the 250 records"),
+        ("sdp-spider", "shuffled", SHARED | {"batch": 8}, "goes without batch and sampling"),
+    ],
+)
+def test_a_share_is_for_sums_of_some_records(name, trust, options, words):
+    with pytest.raises(ConfigError, match=words):
+        make_plan(case(name, trust, **options), UNEQUAL)

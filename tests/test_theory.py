@@ -155,6 +155,13 @@ def test_the_corollaries_are_cases_of_theorem_3(omega):
     assert best.step(L, omega, silos) >= second.step(L, omega, silos)
 
 
+def test_sums_on_unequal_silos_take_a_share_of_each():
+    """Alg. 8 with theory: K of the smallest silo's n, and the same part of the others'."""
+    made = make_plan(asked("sdp-prox-svrg", "shuffled", weights="size"), facts()).config.algorithm
+    batch = math.ceil((N**2 / M) ** (1 / 3))
+    assert made.batch is None and made.batch_share == pytest.approx(batch / N) and made.restart == N // batch
+
+
 def test_prox_svrg_takes_the_theorems_epochs():
     pl = chosen("prox-pl-svrg")
     batch = math.ceil((N**2 / M) ** (1 / 3))

@@ -67,3 +67,26 @@ def test_delta_may_follow_from_the_largest_silo():
 def test_a_wrong_unit_is_named(unit):
     with pytest.raises(ConfigError, match=r"^privacy.unit"):
         planned(unit=unit)
+
+
+@pytest.mark.parametrize(("trust", "loose"), [("untrusted", 2.0), ("trusted", 0.8)])
+def test_silos_may_have_targets_of_their_own(trust, loose):
+    """mu2's rho_i: under an untrusted server each silo's noise is its own; noise in common serves the strictest."""
+    plan = planned(trust=trust, silo_targets={"a": 0.5})
+    assert plan.epsilon(0) == pytest.approx(0.5, rel=1e-4)
+    assert plan.epsilon(1) <= loose * (1 + 1e-4) and (trust == "trusted" or plan.epsilon(1) > 1.99)
+    strict = planned(trust=trust, epsilon=None, gdp=1.0, silo_targets={"a": 0.25})
+    assert accountant.gdp(strict.spent(0)) == pytest.approx(0.25, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        ({"silo_targets": {"c": 1.0}}, "privacy.silo_targets.c: there is no such silo; known: a, b"),
+        ({"silo_targets": {"a": -1.0}}, "give a positive number"),
+        ({"epsilon": None, "silo_targets": {"a": 1.0}}, "silo_targets go with epsilon or gdp"),
+    ],
+)
+def test_mistakes_in_targets_are_named(privacy, words):
+    with pytest.raises(ConfigError, match=words):
+        planned(**privacy)

@@ -19,7 +19,7 @@ from silodp.config import SHARED_KEYS, THEORY_CONSTANTS, AlgorithmConfig
 from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.prox import Prox, build_prox, build_sum
-from silodp.sampling import BatchRule, FixedSize, Full, build_rule
+from silodp.sampling import BatchRule, FixedSize, Full, Share, build_rule
 from silodp.server import build_decay, build_optimiser
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Case:
 
     @property
     def batch(self) -> int:
-        return self.options.batch or self.records
+        share = self.options.batch_share
+        return self.options.batch or (self.records if share is None else max(1, round(share * self.records)))
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,13 @@ class Entry:
         return AlgorithmConfig.model_validate(missing | options.model_dump(exclude_unset=True, exclude_none=True))
 
     def _batch(self, options: AlgorithmConfig, channel: Channel, key: str) -> BatchRule:
+        if key == "batch" and options.batch_share is not None:
+            if self.samplings == ("full",) or "poisson" not in self.samplings or not channel.hides_sizes:
+                raise ConfigError(
+                    f"algorithm.batch_share = {options.batch_share:g}: {options.name} has none under this trust model, "
+                    "where batches have an agreed size; give batch"
+                )
+            return Share(0, rate=options.batch_share)
         batch = getattr(options, key)
         if options.sampling is not None and options.sampling not in self.samplings:
             allowed = " or ".join(self.samplings)

@@ -58,6 +58,7 @@ def usual(entry: Entry, c: Choice) -> Iterable[Condition]:
     """What all theorems assume."""
     options, facts = c.options, c.facts
     compressor = getattr(c.channel, "compressor", None)
+    yield "one target for all silos", lambda _: not c.privacy.silo_targets
     yield "plain steps", lambda _: options.optimiser is None and options.step_decay is None
     alike = options.weights == "equal" or c.channel.weighs_by_size
     yield "silos weigh alike", lambda _: alike

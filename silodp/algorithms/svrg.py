@@ -146,8 +146,21 @@ def prox_pl_svrg(c: Choice) -> None:
 
 def epoch(c: Choice) -> tuple[int, int]:
     c.pick("clip", lambda: c.G)
-    batch = c.pick("batch", lambda: whole((c.n**2 / c.silos) ** (1 / 3), c.n))
+    if c.options.batch_share is None and not shared(c):
+        c.pick("batch", lambda: least_batch(c))
+    elif c.options.batch is None:
+        c.pick("batch_share", lambda: least_batch(c) / c.n)
+    batch = c.chosen.get("batch") or round(c.n * c.chosen.get("batch_share", 0)) or sampled(c)
     return batch, c.pick("restart", lambda: c.n // batch)
+
+
+def shared(c: Choice) -> bool:
+    """Sums of all silos' records weigh them alike: on silos of different sizes each draws the same part of its own."""
+    return c.channel.hides_sizes and len(set(c.facts.sizes)) > 1
+
+
+def least_batch(c: Choice) -> int:
+    return whole((c.n**2 / c.silos) ** (1 / 3), c.n)
 
 
 def stage(c: Choice, restart: int) -> int:
@@ -168,7 +181,9 @@ def halvings(c: Choice) -> float:
 
 
 def sampled(c: Choice) -> int:
-    return c.options.batch or c.n
+    """Records of the smallest silo in a batch."""
+    share = c.options.batch_share
+    return round(share * c.n) if share is not None else c.options.batch or c.n
 
 
 def printed_noise(case: Case) -> dict[str, float]:

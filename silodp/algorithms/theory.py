@@ -99,20 +99,21 @@ class Choice:
     def rho(self) -> float:
         """The target as a Gaussian-DP mu."""
         if self.privacy.gdp is not None:
-            return self.privacy.gdp
+            return self.privacy.strictest.gdp or 0.0
         return gaussian.mu_of(self._target, self.privacy.delta)
 
     @property
     def epsilon(self) -> float:
         if self.privacy.gdp is not None:
-            return gaussian.epsilon_of(self.privacy.delta, self.privacy.gdp)
+            return gaussian.epsilon_of(self.privacy.delta, self.rho)
         return self._target
 
     @property
     def _target(self) -> float:
-        if self.privacy.epsilon is None:
+        target = self.privacy.strictest.epsilon
+        if target is None:
             raise ConfigError(f"privacy.epsilon is missing: the theorem of {self.options.name} needs it")
-        return self.privacy.epsilon
+        return target
 
     @property
     def noise(self) -> float:

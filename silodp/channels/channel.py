@@ -131,6 +131,7 @@ class Channel(eqx.Module):
     )
     gaussian: ClassVar[bool] = True  # what it releases are means with Gaussian noise
     alone_is_private: ClassVar[bool] = False  # whether one silo's answer may be used without the others'
+    hides_sizes: ClassVar[bool] = False  # nobody learns how many records are in a message
     weighs_by_size: ClassVar[bool] = False  # silos weigh what they send, as a theorem for this channel expects
 
     multipliers: dict[str, Float[Array, " silos"]] = eqx.field(default_factory=dict, kw_only=True)

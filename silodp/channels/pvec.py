@@ -106,14 +106,17 @@ class PVec(eqx.Module):
     tables: CoinTables  # one for each number of records that a silo sends for
     table_of: Int[Array, " silos"]
 
-    def __init__(self, levels: int, bits_per_record: int, sent: Sequence[int], words: int = 64):
+    def __init__(
+        self, levels: int, bits_per_record: int, sent: Sequence[int], words: int = 64, most: Sequence[int] = ()
+    ):
+        """`most`: records that a silo's sum can hold, where that is more than it sends coins for."""
         if levels < 2 or levels % 2:
             raise ValueError(f"levels must be even and at least 2, not {levels}")
         self.levels, self.bits_per_record, self.sent = levels, bits_per_record, tuple(sent)
         counts, table_of = np.unique(sent, return_inverse=True)
         self.tables = CoinTables([bits_per_record * int(count) for count in counts], words)
         self.table_of = jnp.asarray(table_of, jnp.int32)
-        largest = sum(sent) * levels // 2 + int(self.tables.reach[table_of].sum())
+        largest = sum(most or sent) * levels // 2 + int(self.tables.reach[table_of].sum())
         if largest >= 2**31:
             raise ValueError(f"levels = {levels}: sums up to {largest} do not fit into 32 bits; lower it")
 
@@ -163,6 +166,7 @@ class Summed(Channel):
 
     name: ClassVar[str] = "shuffled"
     gaussian: ClassVar[bool] = False
+    hides_sizes: ClassVar[bool] = True
     weighs_by_size: ClassVar[bool] = True
     setting: ClassVar[str] = "in the shuffle model"
     sees: ClassVar[str] = (
@@ -251,6 +255,7 @@ class Summed(Channel):
         """P_vec with the fewest coins that give the planned multiplier, also when the smallest silos take part."""
         size = known_dimension(declared, name)
         sent = [round(divisor) for divisor in declared.divisors(name)]
+        most = [s.batch.most(n) for s, n in zip(declared.each(name), declared.facts.sizes, strict=True)]
         records = int(declared.facts.fewest(sent))
         needed = 0.0 if multipliers is None else float(np.max(np.asarray(multipliers)))
         target = (2 * needed * sensitivity(self.grid, size)) ** 2
@@ -262,7 +267,7 @@ class Summed(Channel):
         while gaussian_multiplier(per_record * records, self.grid, size, TAILS[words]) < needed:
             per_record += max(2, 2 * (per_record // 20_000))
         try:
-            return PVec(self.grid, per_record, sent, words)
+            return PVec(self.grid, per_record, sent, words, most)
         except ValueError as error:
             raise ConfigError(f"algorithm.grid: {error}") from None
 

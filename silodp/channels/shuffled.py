@@ -305,7 +305,7 @@ def check_alike(declared: Declared, options: Any) -> None:
         if not stream.local and not np.allclose(sent / sent.sum(), weights / weights.sum(), rtol=1e-6):
             raise ConfigError(
                 f"algorithm.weights = {options.weights!r}: under a shuffler every message counts alike; "
-                "use 'size' with full batches, 'equal' with algorithm.batch"
+                "use 'size' with full batches (and batch_share under pvec), 'equal' with algorithm.batch"
             )
 
 

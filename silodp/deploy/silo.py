@@ -170,7 +170,7 @@ class SiloServer:
 
     def _promised(self) -> float:
         """The epsilon of this silo's records by the config alone."""
-        privacy = self.whole.config.privacy
+        privacy = self.whole.config.privacy.of_silo(self.whole.facts.names[self.index])
         if privacy.epsilon is not None and privacy.calibration == "exact":
             return privacy.epsilon
         return make_plan(self.whole.config, self.whole.facts).epsilon(self.index)

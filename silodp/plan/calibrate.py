@@ -102,8 +102,8 @@ def noise_of(
     silos = range(parts[0].declared.facts.silos)
     each = [tuple(release for part in parts for release in part.accounted(channel, i)) for i in silos]
     shares = joint_shares(parts, channel, privacy.split)
-    sizes = parts[0].declared.facts.sizes
-    targets = [record_target(each[i], privacy, sizes[i]) for i in silos]
+    facts = parts[0].declared.facts
+    targets = [record_target(each[i], privacy.of_silo(facts.names[i]), facts.sizes[i]) for i in silos]
     if printed is not None:
         targets = [replace_target(privacy, printed[i]) for i in silos]
     needed = [own_noise(own, target, shares) for own, target in zip(each, targets, strict=True)]

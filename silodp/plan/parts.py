@@ -31,6 +31,10 @@ def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
     check_wishes(config, entry)
     if options.participation is not None and options.participation > facts.silos:
         raise ConfigError(f"algorithm.participation = {options.participation} exceeds the {facts.silos} silos")
+    for name in config.privacy.silo_targets or ():
+        if name not in facts.names:
+            known = ", ".join(facts.names[:10])
+            raise ConfigError(f"privacy.silo_targets.{name}: there is no such silo; known: {known}")
     if not facts.everyone and entry.everyone:
         raise ConfigError(
             f"algorithm.participation = {options.participation}: {options.name} needs all {facts.silos} silos "

@@ -65,6 +65,7 @@ class Line(Section):
     )
     published_by_level: dict[str, list[Any]] = Field(default={}, description="the same, a value for every level")
     authors: Values = Field(default={}, description="changes for the column `authors`, which searches nothing")
+    authors_seeds: int | None = Field(default=None, ge=1, description="how many of the seeds that column runs; all")
     search: dict[str, list[Any]] = Field(default={}, description="grid from which settings are chosen, not privately")
     full: dict[str, list[Any]] = Field(default={}, description="the larger parts of the grid that --full searches")
     panels: list[str] | None = Field(default=None, description="only in these panels")
@@ -286,6 +287,10 @@ class Unit:
         return self.experiment.level_values if self.line.levels else [None]
 
     @property
+    def seeds(self) -> list[int]:
+        return self.experiment.seeds[: self.line.authors_seeds] if self.column == "authors" else self.experiment.seeds
+
+    @property
     def search(self) -> dict[str, list[Any]]:
         return {} if self.column == "authors" else self.line.search
 
@@ -331,7 +336,7 @@ class Unit:
             "trees": [self.tree(level) for level in range(len(self.levels))],
             "search": self.search,
             "how": experiment.search.model_dump(exclude={"together"}),
-            "seeds": experiment.seeds,
+            "seeds": self.seeds,
             "metrics": [metric.model_dump() for metric in experiment.metrics],
         }
         if self.line.finalists is not None:

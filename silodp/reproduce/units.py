@@ -135,7 +135,7 @@ def finals(
     unit: Unit, points: Sequence[Point], data: FederatedData, folder: Path, progress: Progress
 ) -> list[dict[str, Any]]:
     """At every level the setting that is best in the mean over all seeds, with all its numbers."""
-    seeds, how = unit.experiment.seeds, unit.experiment.search
+    seeds, how = unit.seeds, unit.experiment.search
     outcomes = run(unit, [point.config(unit, seed) for point in points for seed in seeds], data, progress)
     of_point = [outcomes[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(points))]
     mean = lambda i: float(np.mean([score(outcome, how.column, how.statistic) for outcome in of_point[i]]))

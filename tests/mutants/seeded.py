@@ -56,13 +56,13 @@ MUTANTS = [
     # --- sampling: who joins, and what that is accounted as ---
     Mutant(
         "poisson-rate-off-by-one", "silodp/sampling.py",
-        "rate = self.batch / silo.size.astype(jnp.float32)", "rate = (self.batch + 1) / silo.size.astype(jnp.float32)",
+        "rate = self.expected(silo.size) / silo.size.astype(jnp.float32)", "rate = (self.expected(silo.size) + 1) / silo.size.astype(jnp.float32)",
         "records join more often than accounted",
         "tests/test_inclusion.py::test_every_record_is_drawn_as_often_as_it_is_accounted[poisson]", quick=True,
     ),
     Mutant(
         "poisson-batch-cut", "silodp/sampling.py",
-        "min(length, poisson_capacity(self.batch))", "min(length, self.batch + 1)",
+        "min(length, self.most(length))", "min(length, self.batch + 1)",
         "a batch is cut near its mean, which favours the first records",
         "tests/test_inclusion.py::test_poisson_coins_are_independent_and_the_batch_is_never_cut[poisson]",
     ),
@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         "poisson-accounted-at-half-its-rate", "silodp/sampling.py",
-        "kinds.Poisson(self.batch / records)", "kinds.Poisson(self.batch / (2 * records))",
+        "kinds.Full() if rate == 1 else kinds.Poisson(rate)", "kinds.Full() if rate == 1 else kinds.Poisson(rate / 2)",
         "more amplification than there is",
         "tests/test_inclusion.py::test_every_record_is_drawn_as_often_as_it_is_accounted[poisson]",
     ),
@@ -446,9 +446,21 @@ MUTANTS = [
     ),
     Mutant(
         "coins-rounded-down", "silodp/channels/pvec.py",
-        "return PVec(self.grid, per_record, sent, words)", "return PVec(self.grid, 2 * (per_record * 9 // 20), sent, words)",
+        "return PVec(self.grid, per_record, sent, words, most)", "return PVec(self.grid, 2 * (per_record * 9 // 20), sent, words, most)",
         "fewer coins than the multiplier needs",
         "tests/test_channels_shuffled.py::test_the_coins_of_any_silos_that_may_meet_in_a_round_suffice",
+    ),
+    Mutant(
+        "batch-sizes-taken-for-hidden", "silodp/channels/channel.py",
+        "hides_sizes: ClassVar[bool] = False", "hides_sizes: ClassVar[bool] = True",
+        "batches of random size where their size is seen",
+        "tests/test_channels_shuffled.py::test_a_share_is_for_sums_of_some_records",
+    ),
+    Mutant(
+        "silos-own-target-forgotten", "silodp/plan/calibrate.py",
+        "privacy.of_silo(facts.names[i])", "privacy",
+        "a silo with a stricter target gets the noise of the others",
+        "tests/test_units.py::test_silos_may_have_targets_of_their_own",
     ),
     Mutant(
         "far-tail-forgotten", "silodp/channels/pvec.py",
