@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,12 @@ def aggregated_round(silos: int, size: int, value: np.ndarray, missing: int) -> 
     server.expect(0, "value", [RECORDS] * silos, size)
     spent = [0.0]
 
-    def talk(index: int, header: dict[str, Any]) -> dict[str, Any]:
+    def talk(said: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        said = {i: texts(header) for i, header in said.items()}
         began = time.process_time()
-        told = texts(ends[index].step(texts(header)))
+        told = {i: ends[i].step(header) for i, header in said.items()}
         spent[0] += time.process_time() - began
-        return told
+        return {i: texts(answer) for i, answer in told.items()}
 
     whole = time.process_time()
     server.prepare(talk, range(silos))

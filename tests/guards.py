@@ -32,7 +32,7 @@ site = "{site}"
 files = ["records.csv"]
 schema = "schema.toml"
 [limits]
-trusts = ["untrusted", "shuffled"]
+trusts = ["untrusted", "aggregated", "shuffled"]
 epsilon = 2.0
 delta = 1e-4
 total_epsilon = 3.5

@@ -19,7 +19,7 @@ from silodp.channels.grids import Part, exponent_of
 from silodp.channels.recovery import Public, joined, split
 from silodp.channels.summing import packed_bits, sum_of, unpacked_bits
 from silodp.config import Config
-from silodp.errors import Gone, Refused, Undecided
+from silodp.errors import Refused, Undecided
 from silodp.facts import Facts
 from silodp.plan.make import make_plan
 from silodp.randomness import SystemRandomness
@@ -231,14 +231,15 @@ class Parties:
         self.said: list[tuple[int, dict[str, Any]]] = []
 
     def talk(self, index: int, header: dict[str, Any]) -> dict[str, Any]:
-        if index in self.gone:
-            raise Gone("away")
         self.said.append((index, header))
         told = self.ends[index].step(plain(header))
         return plain(told)
 
+    def talk_to_all(self, said: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        return {i: self.talk(i, header) for i, header in said.items() if i not in self.gone}
+
     def prepare(self) -> list[int]:
-        return self.server.prepare(self.talk, range(len(self.ends)))
+        return self.server.prepare(self.talk_to_all, range(len(self.ends)))
 
     def answers(self, silos: Any) -> dict[int, Any]:
         parts = parts_of(self.plan, SIX[: len(self.ends)])
@@ -251,7 +252,7 @@ def plain(tree: Any) -> Any:
 
 
 def opened(parties: Parties, answers: dict[int, Any]) -> np.ndarray:
-    parties.server.open(parties.talk, list(answers))
+    parties.server.open(parties.talk_to_all, list(answers))
     return mean_of(parties.plan, list(answers.values()), parties.server, list(answers))
 
 
@@ -451,12 +452,11 @@ def test_what_a_server_swaps_on_the_way_is_refused(change, words):
 def test_a_forged_share_at_the_opening_shows():
     parties = Parties()
     answers = parties.answers(parties.prepare())
-    honest = parties.talk
 
-    def lying(index: int, said: dict[str, Any]) -> dict[str, Any]:
-        told = honest(index, said)
-        if said["step"] == "open" and index == 1:
-            told["seeds"]["0"] = f"{int(told['seeds']['0'], 16) ^ 1:0132x}"
+    def lying(said: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        told = parties.talk_to_all(said)
+        if said[1]["step"] == "open":
+            told[1]["seeds"]["0"] = f"{int(told[1]['seeds']['0'], 16) ^ 1:0132x}"
         return told
 
     parties.server.open(lying, list(answers))

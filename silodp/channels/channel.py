@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from silodp.channels.sealed import Terms
 
 Multipliers = Float[np.ndarray, " silos"]
-Talk = Callable[[int, dict[str, Any]], dict[str, Any]]  # to a silo, around a question: what is said and its answer
+Kept = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]  # a step's answers, asked for or known already
+# Around a question: what is said to each silo, and the answers of those that are there.
+Talk = Callable[[Mapping[int, dict[str, Any]]], dict[int, dict[str, Any]]]
 
 
 # Below, float32 itself may have flushed to zero what a bound speaks of: a smaller bound gets the noise of this one.
@@ -353,6 +355,8 @@ class ServerEnd:
     def __init__(self, channel: Channel, sizes: Mapping[str, int]):
         self.channel, self.memory = channel, channel.open(sizes)
         self.bits = 0.0  # that reached the server by another way than a silo's answer
+        # Of a server that may be started again: what silos said in a step is on its disk before it is used.
+        self.kept: Kept = lambda step, ask: ask()
 
     def expect(self, round: int, query: str, sent: Sequence[int], size: int) -> None:
         """Before a question: how many records each silo answers for."""

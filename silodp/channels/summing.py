@@ -210,12 +210,12 @@ class SumEnd(ServerEnd):
     def prepare(self, talk: Talk, present: Sequence[int]) -> list[int]:
         if not self.missing:
             return list(present)
-        told = self._all(talk, {i: {"step": "prepare"} for i in present})
+        told = self._all(talk, "prepare", {i: {} for i in present})
         self.publics = {i: Public.of(answer["public"]) for i, answer in told.items()}
         boxes = lambda j: {i: answer["sealed"][str(j)] for i, answer in told.items() if i != j}
         publics = {i: public.text for i, public in self.publics.items()}
-        taken = self._all(talk, {j: {"step": "shares", "publics": publics, "sealed": boxes(j)} for j in told})
-        return sorted(self._all(talk, {j: {"step": "agree", "words": words_to(j, taken)} for j in taken}))
+        taken = self._all(talk, "shares", {j: {"publics": publics, "sealed": boxes(j)} for j in told})
+        return sorted(self._all(talk, "agree", {j: {"words": words_to(j, taken)} for j in taken}))
 
     def open(self, talk: Talk, answered: Sequence[int]) -> None:
         """Asks the silos that answered to open the sum over them."""
@@ -223,27 +223,28 @@ class SumEnd(ServerEnd):
             return
         self.answered = sorted(answered)
         self._check_left(len(self.answered))
-        closed = self._all(talk, {j: {"step": "close", "answered": self.answered} for j in answered})
-        told = self._all(talk, {j: {"step": "open", "words": words_to(j, closed)} for j in closed})
+        closed = self._all(talk, "close", {j: {"answered": self.answered} for j in answered})
+        told = self._all(talk, "open", {j: {"words": words_to(j, closed)} for j in closed})
         gather = lambda what, i: {j: bytes.fromhex(told[j][what][str(i)]) for j in told}
         self.seeds = {i: gather("seeds", i) for i in self.answered}
         self.keys = {i: gather("keys", i) for i in self.publics if i not in self.answered}
 
-    def _all(self, talk: Talk, asked: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    def _all(self, talk: Talk, step: str, asked: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """The answers of those that are still there; as many as the plan needs."""
-        told: dict[int, dict[str, Any]] = {}
-        for i, header in asked.items():
-            try:
-                told[i] = talk(i, {"round": self.round, "query": self.query} | header)
-            except Gone:
-                continue
-            self.bits += 8 * _hex_bytes(told[i])
-        self._check_left(len(told))
-        return told
+        header = {"round": self.round, "query": self.query, "step": step}
+
+        def ask() -> dict[str, Any]:
+            told = talk({i: header | more for i, more in asked.items()})
+            self._check_left(len(told))
+            return {str(i): each for i, each in told.items()}
+
+        told = self.kept(step, ask)
+        self.bits += 8 * _hex_bytes(told)
+        return {int(i): each for i, each in told.items()}
 
     def _check_left(self, count: int) -> None:
         if count < self.silos - self.missing:
-            raise Refused(f"round {self.round}: {count} of {self.silos} silos left, the plan misses {self.missing}")
+            raise Gone(f"round {self.round}: {count} of {self.silos} silos left, the plan misses {self.missing}")
 
     def mean(
         self, packed: Sequence[Packed], weights: Float[Array, " m"], accounts: Account, randomness: Randomness

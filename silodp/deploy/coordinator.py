@@ -6,6 +6,7 @@ side is silodp.deploy.silo.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -109,6 +110,7 @@ class MessageFederation:
         self.silos, self.round = len(processes), 0
         self.accounts = Account.empty(plan.streams, (self.silos,))
         self.end = plan.noised.server_end(plan.sizes, shuffler)
+        self.end.kept = self._kept
         self.bits, self.gradients = np.zeros(2), 0.0
         self.coins: Recorded | None = None  # of a run that can be resumed
         self.skips = False  # whether a round goes on without a silo that does not answer
@@ -198,14 +200,30 @@ class MessageFederation:
     def _summed(self, name: str, public: tuple[Array, ...], stream: str) -> tuple[np.ndarray, list[Packed]]:
         """The same where only sums are read, and a round can do without some silos: it is prepared, and opened."""
         asked = self.end.prepare(self._talk, [int(i) for i in self.present if int(i) not in self.gone])
+        known = None if self.coins is None else self.coins.next("present")
+        asked = asked if known is None else known.tolist()
         asked = [i for i in asked if self._reached(i, lambda i: self._send(i, "ask", name, public) or True)]
         receive = lambda i: self._receive(i, stream)
         answers = {i: answer for i in asked if (answer := self._reached(i, receive)) is not None}
         again = lambda i: self._told(i, name, public, stream, answers)
         answers |= {i: self._reached(i, again) for i in undecided(answers)}
         answers = {i: answer for i, answer in answers.items() if answer is not None}
+        if known is not None and len(answers) < len(known):
+            raise Late(f"round {self.round}: a silo whose answer belongs to this round's sum does not repeat it")
+        if self.coins is not None and known is None:
+            self.coins.keep("present", np.array(list(answers)))
         self.end.open(self._talk, list(answers))
         return np.array(list(answers)), list(answers.values())
+
+    def _kept(self, step: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What silos said in a step around a sum. They confirm one set: a resumed round must not tell them another."""
+        known = None if self.coins is None else self.coins.next(step)
+        if known is not None:
+            return json.loads(known.tobytes())
+        told = ask()
+        if self.coins is not None:
+            self.coins.keep(step, np.frombuffer(json.dumps(told).encode(), np.uint8))
+        return told
 
     def _told(self, index: int, name: str, public: Any, stream: str, answers: Mapping[int, Packed]) -> Packed:
         """The answer of a silo on the border between two grids, which is told the one that the others take."""
@@ -215,23 +233,19 @@ class MessageFederation:
         return self._receive(index, stream)
 
     def _reached(self, index: int, action: Callable[[int], Any]) -> Any:
-        """None when the silo is gone and its round can do without."""
+        """None when the silo is gone; whether the round can do without it is counted when its sum is made."""
         try:
             return action(index)
         except Gone:
             self.gone.add(index)
-            if len(self.gone) > self.end.missing:
-                raise
             return None
 
-    def _talk(self, index: int, header: dict[str, Any]) -> dict[str, Any]:
-        """What is said around a question."""
-        try:
-            self.processes[index].send({"kind": "sum"} | header, {})
-            return self.processes[index].receive()[0]
-        except Gone:
-            self.gone.add(index)
-            raise
+    def _talk(self, said: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """What is said around a question: to all first, and then their answers."""
+        send = lambda i: self.processes[i].send({"kind": "sum"} | said[i], {}) or True
+        asked = [i for i in said if self._reached(i, send)]
+        told = {i: self._reached(i, lambda i: self.processes[i].receive()[0]) for i in asked}
+        return {i: answer for i, answer in told.items() if answer is not None}
 
     def _mean(self, packed: Sequence[Packed], weights: Array, accounts: Account) -> tuple[Vector, Account]:
         """What the silos' answers come to. An answer that no honest silo sends ends the run, not this program."""

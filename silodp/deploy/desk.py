@@ -19,6 +19,7 @@ from silodp.errors import Refused
 from silodp.facts import Stream
 
 ASKED = ("kind", "round", "query", "stage", "keys", "signatures")  # what a question is; all else are hints
+SUMMED = ("step", "publics", "sealed", "words", "answered")  # and what is said around a sum
 CHARGED = ("ask", "local")
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 HEADER = "header"  # the part of a silo's state that is no array
@@ -37,12 +38,15 @@ def key_of(header: Mapping[str, Any]) -> str:
     kind = str(header.get("kind"))
     if kind == "leave":
         return f"{kind} {header.get('stage')}"
+    if kind == "sum":
+        return f"{kind} {int(header['round'])}/{header['query']}/{header['step']}"
     return f"{kind} {int(header['round'])}/{header['query']}" if kind in CHARGED else kind
 
 
 def question_of(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
     """The digest of what is asked. Not of the frame: hints may differ when a question is repeated."""
-    asked = {name: header.get(name) for name in ASKED}
+    names = (*ASKED, *SUMMED) if header.get("kind") == "sum" else ASKED
+    asked = {name: header.get(name) for name in names}
     return hashlib.sha256(encode(asked, dict(sorted(arrays.items())))).digest()
 
 

@@ -103,8 +103,14 @@ def check_missing(plan: Plan, on_missing: str) -> None:
 
     if on_missing not in ("wait", "skip"):
         raise ConfigError(f"on_missing = {on_missing!r}: must be wait or skip")
+    forgets = all(type(stage.algorithm).remember is Algorithm.remember for stage in plan.stages)
+    if plan.config.privacy.missing and (plan.before or not forgets or on_missing == "skip"):
+        raise ConfigError(
+            f"privacy.missing = {plan.config.privacy.missing}: a site that comes back would not know what it missed "
+            "(a stage before training, or what silos remember); leave it out, and on_missing = 'skip' too"
+        )
     alone = plan.channel.alone_is_private and not plan.channel.remember(plan.sizes)
-    if on_missing == "skip" and not (alone and type(plan.algorithm).remember is Algorithm.remember):
+    if on_missing == "skip" and not (alone and forgets):
         raise ConfigError(
             "on_missing = 'skip': these silos' answers need each other, or what they remember; use 'wait'"
         )

@@ -96,7 +96,7 @@ class Guard:
             return self._plan(header)
         if kind == "certificate":
             return self._certificate(header)
-        if kind not in ("keys", "leave", "start", "ask", "local", "account"):
+        if kind not in ("keys", "leave", "start", "sum", "ask", "local", "account"):
             raise Denied("kind")
         return self._desk(header.get("run")).ask(header, arrays)
 

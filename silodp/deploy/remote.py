@@ -59,6 +59,8 @@ class Remote:
         if header["kind"] in ("ask", "local"):
             question = f"{header['kind']} {header['round']}/{header['query']}"
             header = header | {"echo": self.echoes.of(self.site), "done": self.done}
+        elif header["kind"] == "sum":
+            question = f"sum {header['round']}/{header['query']}/{header['step']}"
         data = encode(header | {"run": self.run}, dict(arrays))
         self.bytes[1] += len(data)
         self._pending = question, header["kind"] == "plan", self.pool.submit(self.rpc, self.site, data)

@@ -23,6 +23,7 @@ def written(spent: Iterable[Spent]) -> list[dict[str, Any]]:
             "multiplier": None if math.isinf(each.multiplier) else each.multiplier,
             "sampling": _plain(each.releases.sampling),
         }
+        | ({"loss": each.releases.loss, "lost": each.releases.lost} if each.releases.loss or each.releases.lost else {})
         for each in spent
     ]
 
@@ -30,7 +31,9 @@ def written(spent: Iterable[Spent]) -> list[dict[str, Any]]:
 def read(lines: Iterable[Mapping[str, Any]]) -> list[Spent]:
     return [
         Spent(
-            Releases(line["stream"], line["count"], _kind(line["sampling"])),
+            Releases(
+                line["stream"], line["count"], _kind(line["sampling"]), line.get("loss", 0.0), line.get("lost", 0.0)
+            ),
             math.inf if line["multiplier"] is None else line["multiplier"],
         )
         for line in lines

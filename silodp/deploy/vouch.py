@@ -43,7 +43,10 @@ class Vouch:
         `entries`: how long the sites' ledgers were before; what is returned is how long they are now.
         """
         told, now = echo if isinstance(echo, dict) else {}, dict(entries)
-        for site in self._shown(question) if self.document.waits else told:
+        shown, missing = self._shown(question), self.document.plan.config.privacy.missing or 0
+        if missing and len(told) < len(shown) - missing:
+            raise Denied("seen")
+        for site in shown if self.document.waits and not missing else told:
             now[site] = self._entries(told.get(site), site, question, points)
             if now[site] <= entries.get(site, -1):
                 raise Denied("behind")

@@ -396,6 +396,24 @@ MUTANTS = [
         "tests/test_channels_aggregated.py::test_a_set_confirmed_in_one_round_is_not_in_another",
     ),
     Mutant(
+        "ledger-forgets-the-grid", "silodp/deploy/spending.py",
+        'line.get("loss", 0.0), line.get("lost", 0.0)', "0.0, 0.0",
+        "a site's ledger counts discrete noise as a real Gaussian",
+        "tests/test_deploy_guard.py::test_releases_are_kept_as_they_were",
+    ),
+    Mutant(
+        "any-grid-is-taken", "silodp/channels/grids.py",
+        "if told is not None and told not in (below, above):", "if False:",
+        "a server chooses a grid on which rounding moves a sum further than is accounted",
+        "tests/test_channels_aggregated.py::test_a_silo_near_a_border_asks_for_the_grid_and_takes_one_of_the_two",
+    ),
+    Mutant(
+        "few-echoes-of-a-sum", "silodp/deploy/vouch.py",
+        "if missing and len(told) < len(shown) - missing:", "if False:",
+        "a server leaves out what the other sites were shown",
+        "tests/test_deploy_sums.py::test_a_server_must_show_what_the_others_saw",
+    ),
+    Mutant(
         "opened-over-few", "silodp/channels/recovery.py",
         "if len(answered) < self.threshold:", "if not answered:",
         "a sum of few silos, with less noise than is accounted, is opened",
