@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from silodp.audit import attack
-from silodp.audit.lowbits import reachable
+from silodp.audit.lowbits import reached
 from silodp.audit.rows import CORRELATED, EXCEEDED, OK, REPEATED, Further, Row, attained_row
 from silodp.channels.channel import std_of
 from silodp.core import Silo, Site
@@ -221,31 +221,37 @@ def low_bits_row() -> Row:
 
 def low_bits(rounds: int = LOW_ROUNDS, epsilon: float = 8.0) -> tuple[float, attack.Scores]:
     """mu of one answer, and for each answer by how many coordinates more it is reachable from its own silo's mean."""
+    prepared, values = low_bits_run(rounds, epsilon)
+    score = lambda answer, own: reached(answer, *values[own]) - reached(answer, *values[1 - own])
+    pairs = answers(prepared).arrived
+    scores = np.array([score(each, own) for pair in pairs for own, each in enumerate(pair)], float)
+    return 1 / prepared.plan.spent(0)[0].multiplier, scores
+
+
+def low_bits_run(rounds: int, epsilon: float) -> tuple[Prepared, list[tuple[np.ndarray, np.float32]]]:
+    """Two silos whose records differ in one, with each one's mean and the std of its noise."""
     rng = np.random.default_rng(2)
     features = rng.normal(size=(LOW_RECORDS, LOW_PARAMETERS)).astype(np.float32)
     other = np.concatenate([-features[:1], features[1:]])
     silos = [SiloData(f"silo {i}", each, np.ones(LOW_RECORDS, np.int32)) for i, each in enumerate((features, other))]
     algorithm = {"name": "dp-gd", "rounds": rounds, "step_size": 1e-30}
     prepared = prepared_for(algorithm, "untrusted", silos, epsilon)
-    values = [mean_of(prepared, i) for i in range(2)]
-    score = lambda answer, own: sum(
-        (1 if i == own else -1) * reachable(answer, value, std).sum() for i, (value, std) in enumerate(values)
-    )
-    pairs = answers(prepared).arrived
-    scores = np.array([score(each, own) for pair in pairs for own, each in enumerate(pair)], float)
-    return 1 / prepared.plan.spent(0)[0].multiplier, scores
+    return prepared, [mean_of(prepared, i) for i in range(2)]
 
 
 def mean_of(prepared: Prepared, silo: int) -> tuple[np.ndarray, np.float32]:
     """A silo's clipped mean as its program computes it, bit for bit, and the std of its noise."""
     data, channel = prepared.data.silos[silo], prepared.plan.noised
     records = (jnp.asarray(data.features), jnp.asarray(data.targets))
-    site = Site(prepared.ground.objective, channel, records, jnp.int32(len(data.targets)), jnp.int32(silo), alone=True)
 
-    def release(x: Array) -> tuple[Array, Array]:
+    def release(x: Array, records: PyTree) -> tuple[Array, Array]:
+        site = Site(
+            prepared.ground.objective, channel, records, jnp.int32(len(data.targets)), jnp.int32(silo), alone=True
+        )
         asked = Silo(site, jnp.int32(0), SystemRandomness(), (), Account.empty(["value"]))
         made = asked.mean([x], [1.0], 1.0, "value").release()
         return made.value, std_of(made, channel.multiplier("value", asked))
 
-    value, std = jax.jit(release)(prepared.setting.x0)
+    # Records are arguments, as in a silo's own program: compiled in, they would be summed in another order.
+    value, std = jax.jit(release)(prepared.setting.x0, records)
     return np.asarray(value), np.float32(std)

@@ -33,7 +33,7 @@ from silodp.gradients.structure import Layer, Loss, NotStructured, Structure, fi
 SUMS_BYTES = 4_000_000  # of the sums of runs that are in memory at one time
 ENGINES = ("auto", "structured", "general")
 SHOWN = 3  # parameters that a reason names
-MOST_POINTS = 2  # that a record's vector combines: each more has its own rounding, and SLACK has room for these
+MOST_POINTS = 3  # that a record's vector combines: each more has its own rounding, and SLACK has room for these
 Scalar = Float[Array, ""] | float
 
 

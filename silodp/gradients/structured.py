@@ -37,7 +37,7 @@ BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 400_000, 4_000_000, 8_000_000
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 4
 # A record that is not finite makes its block take another branch, in which all its runs may be rounded differently.
 # Such a record adds nothing, so one clip norm of the bound is left for that: enough for so many records.
-MOST_IN_BLOCK = 32 * RUN
+MOST_IN_BLOCK = 24 * RUN
 
 
 class Clipped(NamedTuple):

@@ -112,15 +112,15 @@ def test_a_run_at_its_worst_stays_within_the_bound(summed):
 
 
 def test_what_is_proven_fits_the_slack():
-    """docs/privacy.md: roundings of a run, of the two terms of a difference, of a penalty, of the outer sums."""
+    """docs/privacy.md: roundings of a run, of up to three terms of a difference, of a penalty, of the outer sums."""
     of_run = lambda run, size, terms: run * (run + 8) * UNIT * size * np.sqrt(terms) / (1 - RUN * UNIT)
     outer = lambda block: 2 * UNIT**2 * MOST_RECORDS**2 / block
     plain, penalised = (RUN, 1, MOST_POINTS), (PENALISED_RUN, 1 / CANCELLED, MOST_POINTS + 1)
     for longest, size, terms in (plain, penalised):
         for run in (SMALLEST_BLOCK, longest):
             assert of_run(run, size, terms) + outer(run) <= SLACK * 0.98
-        # mu2's running sum, of all its rounds
-        assert of_run(longest, size, terms) + outer(longest) + 2 * UNIT**2 * MOST_ADDED <= SLACK * 0.98
+        # mu2's running sum, of pairs of gradients, with those of all its rounds
+        assert of_run(longest, size, terms - 1) + outer(longest) + 2 * UNIT**2 * MOST_ADDED <= SLACK * 0.98
         # A record that is not finite turns a whole block to another branch, and leaves one of the bound's two clips to
         # it. The last block begins early: a record may be in two.
         assert 2 * 2 * MOST_IN_BLOCK / longest * of_run(longest, size, terms) <= 0.98
@@ -130,8 +130,8 @@ def test_what_is_proven_fits_the_slack():
 
 def test_more_points_than_the_proof_has_are_refused():
     points = [jnp.zeros((1, 2))] * (MOST_POINTS + 1)
-    with pytest.raises(ValueError, match="points: 3 given; the rounding of sums is proven for 2"):
-        gradients.clipped_sum(linear, points, [1.0, -2.0, 1.0], jnp.ones((4, 2)), jnp.ones(4), 1.0)
+    with pytest.raises(ValueError, match="points: 4 given; the rounding of sums is proven for 3"):
+        gradients.clipped_sum(linear, points, [1.0, -2.0, 2.0, -1.0], jnp.ones((4, 2)), jnp.ones(4), 1.0)
 
 
 def test_several_parts_are_added_to_each_other_before_they_meet_a_long_sum():
