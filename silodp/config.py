@@ -101,8 +101,14 @@ class WhitenConfig(Section):
     """Stages before training: features are centred and whitened by private moments (silodp.stages.whiten)."""
 
     share: float = Field(default=0.2, gt=0, lt=1, description="part of mu^2 that the second moment takes")
+    moment: Literal["full", "diagonal"] = Field(
+        default="full", description="every pair of features, or each by itself: fewer numbers, hence less noise"
+    )
     centre: float = Field(default=0.05, ge=0, lt=1, description="part of mu^2 that the mean takes; 0: no mean")
     clip: float = Field(default=1.5, **CLIP_NORM, description="longest features of a record, the constant 1 included")
+    shorten: bool = Field(
+        default=True, description="records longer than `clip` are shortened to it in all that follows, new ones too"
+    )
     scale: float | None = Field(
         default=None, gt=0, description="public factor that makes features about 1 long; 1 / sqrt(d) when left out"
     )

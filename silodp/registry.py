@@ -57,7 +57,7 @@ SENTENCES = {
 
 # A name that becomes an algorithm once public facts are known (silodp.plan.auto): for tables, DP-GD.
 AUTO, AUTO_IS = "auto", "dp-gd"
-AUTO_SENTENCE = "everything is chosen from public facts: features whitened by their private second moment, then dp-gd"
+AUTO_SENTENCE = "everything is chosen from public facts: features scaled or whitened by private moments, then dp-gd"
 
 # Models that are one matrix on the features.
 LINEAR = ("linear", "ridge", "logistic", "softmax")

@@ -143,8 +143,9 @@ def print_expectations(expected: dict[str, Any]) -> None:
     """What `silodp plan` tells."""
     told(f"{expected['records']} records in {expected['silos']} silos, {expected['parameters']} parameters")
     if expected["whiten"] is not None:
-        share = expected["whiten"]["share"]
-        told(f"first the features' second moment ({share:.0%} of the budget), which whitens them; then:")
+        print_whitening(**expected["whiten"])
+    for reason in expected["why"]:
+        told(f"  because {reason}")
     told("  " + ", ".join(f"{key} {value}" for key, value in expected["chosen"].items()))
     noise = Table("stream", "releases", "noise of one, in clip norms", title="on the average of all silos")
     for row in expected["noise"]:
@@ -155,6 +156,13 @@ def print_expectations(expected: dict[str, Any]) -> None:
         cells = ["not here" if row[key] is None else f"{row[key]:.3g}" for key in ("noise", "relative")]
         trust.add_row(row["trust"], *cells)
     console.print(trust)
+
+
+def print_whitening(moment: str, share: float, centre: float, clip: float) -> None:
+    asked = {"full": "second moment", "diagonal": "mean squares"}[moment]
+    does = {"full": "whitens them", "diagonal": "gives each its scale"}[moment]
+    before = f"first the features' mean ({centre:.0%} of the budget) and" if centre else "first"
+    told(f"{before} the features' {asked} ({share:.0%} of the budget), which {does}; then:")
 
 
 def print_landscape(found: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ TREE = {
 
 def test_noise_is_that_of_the_plan_and_a_trusted_server_needs_less():
     told = expectations(parse_config(TREE))
-    assert told["chosen"]["name"] == "dp-gd" and told["whiten"] == {"share": 0.2, "clip": 1.5}
+    assert told["chosen"]["name"] == "dp-gd" and told["whiten"]["moment"] == "full" and told["whiten"]["share"] == 0.2
+    assert len(told["why"]) == 2 and "limit" in told["why"][0]
     relative = {row["trust"]: row["relative"] for row in told["trust"]}
     assert relative["untrusted"] == 1
     assert relative["trusted"] == pytest.approx(1 / math.sqrt(4), rel=1e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,17 +11,20 @@ import pytest
 from safetensors.numpy import load_file
 
 import silodp
+from silodp.config import WhitenConfig
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.parse import parse_config
+from silodp.plan.auto import SHARES
 from silodp.plan.certificate import settle
-from silodp.plan.make import make_plan
+from silodp.plan.make import make_plan, reasons, resolved
 from silodp.plan.plan import Plan
 from silodp.releases import Account, Squares, packed, unpacked
 from silodp.run.prepare import prepare
 from silodp.run.sweep import run_configs
 from silodp.sampling import SQUARES_MOVE
-from silodp.stages.whiten import Moment, shift_of, told_from_noise, whitening_of
+from silodp.stages.maps import Whitening
+from silodp.stages.whiten import Moment, reach_of, rescaling_of, shift_of, told_from_noise, whitening_of
 from tests.conftest import made_data
 
 DATA = made_data((60, 35, 45))
@@ -76,6 +81,27 @@ def test_noise_in_the_moment_shrinks_what_cannot_be_told_from_it():
     np.testing.assert_allclose(blind.matrix, blind.matrix[0, 0] * np.eye(3), atol=1e-6)
 
 
+def test_features_that_are_scaled_by_themselves():
+    features = np.random.default_rng(1).normal(size=(4000, 3)).astype(np.float32) * np.float32([2, 0.5, 0.1])
+    squares = np.mean((0.5 * features) ** 2, axis=0)
+    made = rescaling_of(jnp.asarray(squares, jnp.float32), 1e-9, 0.5)
+    mapped = np.asarray(made.features(jnp.asarray(features)))
+    np.testing.assert_allclose(np.mean(mapped**2, axis=0), np.full(4, 1 / 4), rtol=2e-3)
+    assert made.directions == pytest.approx(4, rel=1e-3)
+    blind = rescaling_of(jnp.asarray(squares, jnp.float32), 1.0, 0.5)  # noise prefers no feature
+    np.testing.assert_allclose(blind.matrix[:3], blind.matrix[0])
+
+
+def test_what_is_too_long_is_shortened_and_nothing_else_changes():
+    rows = jnp.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    plain = Whitening(np.eye(3, dtype=np.float32), 2.0)
+    short = replace(plain, reach=1.0)
+    np.testing.assert_allclose(short.features(rows)[:, :2], [[0.6, 0.8], [0.3, 0.4], [0, 0]], rtol=1e-6)
+    np.testing.assert_array_equal(plain.features(rows)[:, :2], rows)
+    assert set(short.arrays) == {"whitening", "reach"} and set(plain.arrays) == {"whitening"}
+    assert reach_of(1.5, 0.5) == pytest.approx(2 * np.sqrt(1.25))
+
+
 def test_eigenvalues_without_their_noise():
     rng = np.random.default_rng(0)
     noise = np.triu(rng.normal(size=(200, 200)), 1) / np.sqrt(2)
@@ -125,6 +151,8 @@ def test_the_noise_that_the_map_counts_with_is_that_of_the_average():
     assert plan.std_of_average("moment") == pytest.approx(np.linalg.norm(stds / 3))
     trusted = make_plan(case(privacy={"epsilon": 4.0, "trust": "trusted"}), plan.facts)
     assert trusted.std_of_average("moment") == pytest.approx(trusted.std_over_clip("moment")[0])
+    diagonal = make_plan(case(whiten={"moment": "diagonal"}), plan.facts).at("whiten")
+    assert diagonal.releases(0)[0].dimension == 5 and diagonal.algorithm.unit == pytest.approx(3 / np.sqrt(5))
     noise = Moment.of(1.2, 6, None)
     assert noise.releases(0, (60,), range(1))[0].bound_over_clip(60) == pytest.approx(SQUARES_MOVE / 60)
 
@@ -137,10 +165,13 @@ def test_a_told_plan_must_have_its_configs_stages():
         Plan.from_json(tree | {"stages": tree["stages"][1:]})
 
 
-@pytest.mark.parametrize("trust", ["trusted", "untrusted", pytest.param("aggregated", marks=pytest.mark.slow)])
-def test_messages_are_the_simulation(trust, tmp_path):
+AGGREGATED = pytest.param("aggregated", "full", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("trust", "moment"), [("trusted", "full"), ("untrusted", "diagonal"), AGGREGATED])
+def test_messages_are_the_simulation(trust, moment, tmp_path):
     """With every stage that there is."""
-    stages = {"scale": {"columns": [0, 3]}, "evaluate": {"held_out": 0.3}}
+    stages = {"scale": {"columns": [0, 3]}, "evaluate": {"held_out": 0.3}, "whiten": {"moment": moment}}
     tree = case(privacy={"epsilon": 4.0, "trust": trust}, **stages).model_dump(exclude_unset=True)
     one = silodp.train(parse_config(tree), data=DATA, out=tmp_path / "one")
     run = {"mode": "messages", "test_seed": True}
@@ -209,7 +240,9 @@ def test_the_average_of_the_last_iterates_is_the_result(tmp_path):
 def test_a_run_keeps_the_map_that_its_parameters_belong_to(tmp_path):
     run = silodp.train(case(), data=DATA, out=tmp_path / "run")
     saved = load_file(run.directory / "model.safetensors")
-    rows = np.hstack([DATA.test.features - saved["centre"], np.ones((len(DATA.test.features), 1))])
+    moved = DATA.test.features - saved["centre"]
+    moved *= np.minimum(1, saved["reach"] / np.linalg.norm(moved, axis=1, keepdims=True))
+    rows = np.hstack([moved, np.ones((len(moved), 1))])
     scores = rows @ saved["whitening"].T @ saved["last/dense1/weight"].T
     np.testing.assert_array_equal(np.ravel(scores) > 0, run.predict(DATA.test.features))
 
@@ -252,3 +285,24 @@ def test_auto_is_its_recipe_and_keeps_what_is_given():
     assert (options.name, options.rounds, options.average, options.weights) == ("dp-gd", 6, 10, "size")
     assert prepared.plan.config.whiten is not None and 0 < options.clip < 0.5
     assert prepared.problem.average == 6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "features", "epsilon", "trust", "moment"),
+    [
+        ((3900,) * 10, 123, 1.0, "untrusted", "full"),
+        ((6000,) * 10, 784, 1.0, "untrusted", "diagonal"),
+        ((114,) * 4, 30, 1.0, "trusted", "diagonal"),
+        ((114,) * 4, 30, 8.0, "trusted", "full"),
+        ((100_000,) * 4, 2500, 8.0, "trusted", "diagonal"),
+    ],
+)
+def test_auto_asks_for_the_moment_that_pays(sizes, features, epsilon, trust, moment):
+    facts = Facts(sizes, tuple(map(str, range(len(sizes)))), (f"float32[{features}]", "int32[]"))
+    config = parse_config({"privacy": {"epsilon": epsilon, "trust": trust}, "algorithm": {"name": "auto"}})
+    found = resolved(config, facts).whiten
+    assert found is not None and (found.moment, found.share) == (moment, SHARES[moment])
+    assert ("pays" if moment == "full" else "too") in reasons(config, facts)[0]
+    given = config.model_copy(update={"whiten": WhitenConfig(moment="full", share=0.1)})
+    kept = resolved(given, facts).whiten
+    assert kept is not None and (kept.moment, kept.share) == ("full", 0.1)

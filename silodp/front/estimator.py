@@ -242,8 +242,11 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
         seed=seed_of(estimator.random_state),
     )  # fmt: skip
     stages: dict[str, Any] = {}
-    if estimator.schema_ is not None and algorithm.get("name") == "auto":
-        stages["whiten"] = {"scale": records.public_scale(estimator.schema_)}
+    if algorithm.get("name") == "auto":
+        # Ranges bound what a record can do, and a model of one matrix can be taken elsewhere: nothing is shortened.
+        schema = estimator.schema_
+        scale = {} if schema is None else {"scale": records.public_scale(schema)}
+        stages["whiten"] = {"shorten": False, **scale}
     if estimator.schema_ is not None and estimator.schema_.private:
         stages["scale"] = {"columns": records.private_columns(estimator.schema_)}
     config = parse_config(config.model_dump(exclude_unset=True) | stages)

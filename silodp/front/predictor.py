@@ -41,7 +41,8 @@ class Linear:
         bias = np.asarray(arrays.get("params/dense1/bias", np.zeros(len(weight))), np.float64)
         if WHITENING not in arrays:
             return Linear(weight, bias)
-        folded = product(weight, arrays[WHITENING])
+        whitening = arrays[WHITENING]
+        folded = weight * whitening if whitening.ndim == 1 else product(weight, whitening)
         coef = folded[:, :-1]
         moved = product(coef, arrays[CENTRE][:, None])[:, 0] if CENTRE in arrays else 0.0
         return Linear(coef, folded[:, -1] + bias - moved)

@@ -13,12 +13,15 @@ from silodp.facts import Facts
 from silodp.objective import parameter_count
 from silodp.parse import parse_config
 from silodp.plan.account import sizes_of
-from silodp.plan.make import make_plan, resolved
+from silodp.plan.make import make_plan, reasons, resolved
 from silodp.plan.objects import facts_of
 from silodp.plan.parts import trained_model
 from silodp.plan.plan import Plan
 
-SHOWN = ("name", "rounds", "step_size", "clip", "average", "weights", "batch", "clip_difference", "restart")
+SHOWN = (
+    "name", "rounds", "step_size", "clip", "average", "optimiser", "weights", "batch", "clip_difference", "restart",
+)  # fmt: skip
+WHITENING = ("moment", "share", "centre", "clip")
 
 
 def expectations(config: Config) -> dict[str, Any]:
@@ -33,7 +36,8 @@ def expectations(config: Config) -> dict[str, Any]:
         "records": sum(plan.facts.sizes),
         "parameters": plan.facts.parameters,
         "chosen": {key: getattr(algorithm, key) for key in SHOWN if getattr(algorithm, key) is not None},
-        "whiten": None if whiten is None else {"share": whiten.share, "clip": whiten.clip},
+        "why": reasons(config, facts),
+        "whiten": None if whiten is None else {key: getattr(whiten, key) for key in WHITENING},
         "noise": noise_rows(plan),
         "trust": trust_rows(config, facts),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from silodp.config import Config
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
-from silodp.plan.auto import chosen_config
+from silodp.plan.auto import chosen_config, explained
 from silodp.plan.calibrate import TRAINING, Noise, Part, noise_of, noise_of_all, stream_shares
 from silodp.plan.claim import printed_noise
 from silodp.plan.parts import built, channel_of, parts_of, settled_facts
@@ -38,7 +38,18 @@ def resolved(config: Config, facts: Facts) -> Config:
     config = with_delta(config, facts)
     if config.algorithm.name != AUTO:
         return config
-    return chosen_config(config, facts, lambda trial: calibrated_plan(trial, facts).std_of_average("value"))
+    return chosen_config(config, facts, noise_among(facts))
+
+
+def noise_among(facts: Facts) -> Callable[[Config], float]:
+    """Of a config: the std of the noise on the average gradient, in clip norms."""
+    return lambda trial: calibrated_plan(trial, facts).std_of_average("value")
+
+
+def reasons(config: Config, facts: Facts) -> list[str]:
+    """Why `auto` chooses what it chooses; nothing where the config leaves nothing to it."""
+    config = with_delta(config, facts)
+    return explained(config, facts, noise_among(facts)) if config.algorithm.name == AUTO else []
 
 
 def with_delta(config: Config, facts: Facts) -> Config:

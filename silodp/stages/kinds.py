@@ -87,19 +87,22 @@ class Whiten(Kind):
     def share(self, config: Config) -> float | None:
         return None if config.whiten is None else config.whiten.share
 
-    def algorithm(self, config: Config, facts: Facts) -> whiten.Moment:
-        assert config.whiten is not None
-        return whiten.Moment.of(config.whiten.clip, features_of(facts, self.name) + 1, config.whiten.scale)
+    def algorithm(self, config: Config, facts: Facts) -> whiten.Moment | whiten.Diagonal:
+        asked = config.whiten
+        assert asked is not None
+        made = whiten.Moment if asked.moment == "full" else whiten.Diagonal
+        return made.of(asked.clip, features_of(facts, self.name) + 1, asked.scale)
 
     def leaves(self, facts: Facts) -> Facts:
         assert facts.record is not None
         return replace(facts, record=(f"float32[{features_of(facts, self.name) + 1}]", facts.record[1]))
 
     def derived(self, plan: Plan, released: Vector) -> Map:
-        asked = plan.algorithm
-        assert isinstance(asked, whiten.Moment)
-        std = plan.std_of_average(whiten.MOMENT) * float(asked.clip) ** 2
-        return whiten.whitening_of(released, std, float(asked.scale))
+        asked, section = plan.algorithm, plan.config.whiten
+        assert isinstance(asked, whiten.Moment | whiten.Diagonal) and section is not None
+        std = plan.std_of_average(whiten.MOMENT) * asked.unit
+        made = asked.whitening(released, std)
+        return replace(made, reach=whiten.reach_of(section.clip, float(asked.scale))) if section.shorten else made
 
 
 def features_of(facts: Facts, section: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,10 +51,15 @@ class Shift:
 
 @dataclass(frozen=True)
 class Whitening:
-    """The linear map to whitened features, and how many directions of them carry signal."""
+    """The linear map to whitened features, and how many directions of them carry signal.
 
-    matrix: Float[np.ndarray, "k k"]  # of (features, 1)
+    matrix: of (features, 1); its diagonal where each feature is scaled by itself. reach: longer features are shortened
+    to this first, because what is far from all others would decide everything after whitening.
+    """
+
+    matrix: Float[np.ndarray, "k *k"]
     directions: float
+    reach: float = math.inf
 
     @property
     def longer(self) -> float:
@@ -61,12 +67,19 @@ class Whitening:
         return self.directions
 
     def features(self, features: Features) -> Features:
+        if math.isfinite(self.reach):
+            length = jnp.linalg.norm(features, axis=-1, keepdims=True)
+            features = features * jnp.minimum(1, self.reach / jnp.maximum(length, 1e-30))
         matrix = jnp.asarray(self.matrix)
+        if matrix.ndim == 1:
+            last = jnp.broadcast_to(matrix[-1], (*features.shape[:-1], 1))
+            return jnp.concatenate([features * matrix[:-1], last], axis=-1)
         return features @ matrix[:, :-1].T + matrix[:, -1]
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        return {"whitening": self.matrix}
+        reach = {"reach": np.asarray([self.reach], np.float32)} if math.isfinite(self.reach) else {}
+        return {"whitening": self.matrix} | reach
 
 
 @dataclass(frozen=True)

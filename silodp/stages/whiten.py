@@ -6,11 +6,14 @@
                                 replaced by their mean
     every silo replaces its features by P a / sqrt(d_eff),  d_eff = sum of eigenvalues a / (a + ridge)
 
+    moment = "diagonal": of A only the diagonal is asked for, k numbers in place of k (k + 1) / 2, and P is diagonal too
+
 Whitened features have length about 1 and no direction that matters more than another, so that one step size suits all.
 The map depends on the releases alone: whatever is trained on mapped records is as private as it is on others.
 
 Formal guarantee: one release `centre` over all records, of sensitivity (2 + rounding) * clip / n, and one release
-`moment`, of sensitivity (sqrt(2) + rounding) * clip^2 / n: two matrices a a^T are never further apart than that.
+`moment`, of sensitivity (sqrt(2) + rounding) * clip^2 / n: two matrices a a^T are never further apart than that. A
+diagonal is a mean of vectors with a clip norm of its own, and moves by (2 + rounding) of that / n.
 """
 
 from __future__ import annotations
@@ -28,11 +31,16 @@ from silodp.core import Algorithm, Federation, Silo
 from silodp.facts import Stream
 from silodp.prox import build_prox
 from silodp.releases import Answer, Vector, unpacked
-from silodp.sampling import Full
+from silodp.sampling import MOVES, SQUARES_MOVE, Full
 from silodp.stages.maps import Shift, Whitening
 
 CENTRE, MOMENT = "centre", "moment"
 SMALLEST_RIDGE = 1e-5  # of the mean eigenvalue, where there is no noise
+CLEAR = 2.0  # stds of noise; what is larger is told
+# Per feature, in stds. With it the ridge is the noise that a full moment would have had: what is learned on rescaled
+# features has noise of that size as well, and without it steps are too long (wbcd, digits).
+DIAGONAL_RIDGE = 0.375
+SPREAD = 3.0  # squares of features of length 1 have this length / sqrt(features) at most, unless few carry them all
 
 
 class State(eqx.Module):
@@ -100,6 +108,53 @@ class Moment(Algorithm):
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         return [Stream(MOMENT, len(rounds), Full(), dimension=self.size, squares=True)]
 
+    @property
+    def unit(self) -> float:
+        """The clip norm of what is released."""
+        return float(self.clip) ** 2
+
+    def whitening(self, released: Vector, std: float) -> Whitening:
+        return whitening_of(released, std, float(self.scale))
+
+
+class Diagonal(Algorithm):
+    """One round: the mean square of each scaled feature. That of the constant is known."""
+
+    queries: ClassVar = {"moment": ()}
+
+    clip: Any  # of the vector of squares
+    scale: Any
+    features: int = eqx.field(static=True)  # with the constant
+
+    @staticmethod
+    def of(clip: float, features: int, scale: float | None) -> Diagonal:
+        count = max(1, features - 1)
+        longest = min(clip**2, SPREAD / math.sqrt(count))
+        return Diagonal(jnp.float32(1.0), build_prox("none"), jnp.float32(longest), scale_of(count, scale), count + 1)
+
+    @property
+    def size(self) -> int:
+        return self.features - 1
+
+    @property
+    def unit(self) -> float:
+        return float(self.clip)
+
+    def init(self, x0: Vector) -> State:
+        return State(jnp.zeros(self.size))
+
+    def round(self, state: State, fed: Federation) -> State:
+        return State(fed.mean(self.moment))
+
+    def moment(self, silo: Silo) -> Answer:
+        return silo.statistic(lambda record: jnp.square(record[0] * self.scale), self.clip, MOMENT)
+
+    def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
+        return [Stream(MOMENT, len(rounds), Full(), dimension=self.size)]
+
+    def whitening(self, released: Vector, std: float) -> Whitening:
+        return rescaling_of(released, std, float(self.scale))
+
 
 def scale_of(features: int, given: float | None) -> Any:
     return jnp.float32(given or 1 / math.sqrt(max(1, features)))
@@ -128,6 +183,33 @@ def whitening_of(moment: Vector, std: float, scale: float) -> Whitening:
     root = (vectors / np.sqrt((values + ridge) * directions)) @ vectors.T
     root[:, :-1] *= scale
     return Whitening(root.astype(np.float32), directions)
+
+
+def dearness(features: int, std: float, clip: float) -> float:
+    """Of a full moment that is not released: its noise's largest eigenvalue over the moment's mean eigenvalue.
+
+    features: with the constant. std: on the average gradient, in clip norms, at the moment's share of the budget.
+    Features are about 1 long, so that eigenvalues have the mean 1 / features.
+    """
+    return math.sqrt(2 * features) * std * (SQUARES_MOVE / MOVES) * clip**2 * features
+
+
+def rescaling_of(squares: Vector, std: float, scale: float) -> Whitening:
+    """From released mean squares of features. Those that noise alone could have made get their mean."""
+    told = np.asarray(squares, np.float64)
+    clear = told > CLEAR * std
+    left = max(0.0, float(told[~clear].sum())) / max(1, int((~clear).sum()))
+    values = np.append(np.where(clear, told, left), 1.0)
+    ridge = max(CLEAR * std, DIAGONAL_RIDGE * told.size * std, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
+    directions = max(1.0, float(np.sum(values / (values + ridge))))
+    factors = 1 / np.sqrt((values + ridge) * directions)
+    factors[:-1] *= scale
+    return Whitening(factors.astype(np.float32), directions)
+
+
+def reach_of(clip: float, scale: float) -> float:
+    """The longest features, unscaled, that have room for the constant within the clip norm."""
+    return math.sqrt(max(clip**2 - 1, clip**2 / 4)) / scale
 
 
 def told_from_noise(values: Float[np.ndarray, " k"], noise: float) -> Float[np.ndarray, " k"]:
