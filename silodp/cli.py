@@ -20,7 +20,7 @@ from silodp import __version__, registry
 from silodp.cache import keep_programs
 from silodp.cli_deploy import attach
 from silodp.cli_deploy import plan as plans
-from silodp.cli_fit import fit, predict
+from silodp.cli_fit import fit, predict, warned
 from silodp.cli_pages import compare, plan, show
 from silodp.cli_schema import app as schema
 from silodp.compiler import compile_quickly
@@ -70,7 +70,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 def refusals(directory: Path | None = None) -> Iterator[None]:
     """A mistake is one line and exit code 2; Ctrl-C says how to continue and exits with 130."""
     try:
-        yield
+        with warned():
+            yield
     except (ConfigError, OSError) as error:
         complain(f"error: {' '.join(str(error).split())}")
         raise typer.Exit(2) from None

@@ -23,11 +23,18 @@ Table = Annotated[Path, typer.Argument(help="a CSV or Parquet file of raw rows",
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Mistakes on lines of their own and exit code 2, warnings as lines."""
+def warned() -> Iterator[None]:
+    """Warnings as lines."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", SilodpWarning)
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+        yield
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Mistakes on lines of their own and exit code 2, warnings as lines."""
+    with warned():
         try:
             yield
         except (ConfigError, OSError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
@@ -64,6 +64,9 @@ class ModelConfig(Section):
     bias: bool = Field(default=True, description="whether layers have a constant term")
     initial: Literal["default", "zeros", "normal"] = Field(default="default", description="first parameters")
     initial_scale: float | None = Field(default=None, gt=0, description="standard deviation for initial = normal")
+    class_weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(
+        default=None, description="of every class, public: how much a record of it counts beside one of the largest"
+    )
     engine: Literal["auto", "structured", "general"] = Field(
         default="auto", description="how clipped sums of gradients are computed; auto takes the fast one where it fits"
     )

@@ -6,6 +6,7 @@ process and another year.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +45,9 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         weights: of the silos: by their "size", or "equal".
         held_out: part of every silo's records that is not trained on, for a private look at the model in `report_`;
             "auto": a tenth where that look is accurate to 0.02, else none; None: none.
+        class_weight: how much records of a class count, as {label: weight}, known beforehand; others count 1. The
+            clip norm bounds what is weighted, so the heaviest class counts fully and the others less.
+        largest_weight: that `sample_weight` may hold, known beforehand; larger ones count as it.
         random_state: seeds the simulation; a fresh seed when left out.
 
     After `fit`: `classes_`, `report_` (plain words), `certificate_`, `history_` (measured on the records, not private),
@@ -80,6 +84,8 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         model: Model | ModelConfig | Mapping[str, Any] | str | None = None,
         weights: Literal["size", "equal"] = "size",
         held_out: float | str | None = "auto",
+        class_weight: Mapping[Any, float] | None = None,
+        largest_weight: float = 1.0,
         random_state: Any = None,
     ):
         self.epsilon = epsilon
@@ -89,6 +95,8 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         self.model = model
         self.weights = weights
         self.held_out = held_out
+        self.class_weight = class_weight
+        self.largest_weight = largest_weight
         self.random_state = random_state
 
     def _silos(self, rows: Rows) -> FederatedData:
@@ -109,6 +117,26 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
     @property
     def _outputs(self) -> int:
         return len(self.classes_)
+
+    def _class_weights(self) -> list[float] | None:
+        """In the order of `classes_`."""
+        given = self.class_weight
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                "class_weight: give {label: weight}, known beforehand; 'balanced' would count the classes of records, "
+                "which no epsilon covers"
+            )
+        known = self.classes_.tolist()
+        unknown = [label for label in given if label not in known]
+        if unknown:
+            raise ConfigError(
+                f"class_weight: {len(unknown)} of its labels are no classes of the target; leave them out"
+            )
+        if not all(isinstance(w, int | float) and 0 < w < math.inf for w in given.values()):
+            raise ConfigError("class_weight: give positive numbers")
+        return [float(given.get(label, 1.0)) for label in known]
 
     def decision_function(self, X: Any) -> Float64[np.ndarray, "n ..."]:
         """Log odds of the second of two classes, or a score for each of more."""
@@ -132,7 +160,10 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         return self.schema_.labels(targets)
 
     def _told(self) -> dict[str, Any]:
-        return super()._told() | {"classes": self.classes_.tolist(), "classes_type": self.classes_.dtype.str}
+        told = super()._told() | {"classes": self.classes_.tolist(), "classes_type": self.classes_.dtype.str}
+        if self.class_weight is not None:  # JSON's keys are texts, labels may be numbers
+            told["options"]["class_weight"] = [[label, weight] for label, weight in self.class_weight.items()]
+        return told
 
     def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
         kind = told["classes_type"]
@@ -160,7 +191,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
     The target needs a public range, in the schema or as `target_range`: a range found in records would tell about them.
 
     Args:
-        epsilon, delta, trust, algorithm, weights, held_out, random_state: as for `SiloClassifier`.
+        epsilon, delta, trust, algorithm, weights, held_out, largest_weight, random_state: as for `SiloClassifier`.
         model: linear when left out; or a kind, a dict of the model section, a `silodp.Model`.
         target_range: (lowest, highest) that the target can have, known beforehand; what lies outside is clipped. Not
             needed with a schema.
@@ -188,6 +219,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         model: Model | ModelConfig | Mapping[str, Any] | str | None = None,
         weights: Literal["size", "equal"] = "size",
         held_out: float | str | None = "auto",
+        largest_weight: float = 1.0,
         target_range: Sequence[float] | None = None,
         random_state: Any = None,
     ):
@@ -198,6 +230,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         self.model = model
         self.weights = weights
         self.held_out = held_out
+        self.largest_weight = largest_weight
         self.target_range = target_range
         self.random_state = random_state
 
@@ -282,6 +315,9 @@ def load(directory: Path | str) -> SiloClassifier | SiloRegressor:
         True
     """
     told, arrays, text = bundle.read(Path(directory), set(ESTIMATORS))
-    estimator = ESTIMATORS[told["estimator"]](**told["options"])
+    options = dict(told["options"])
+    if options.get("class_weight") is not None:
+        options["class_weight"] = dict(options["class_weight"])
+    estimator = ESTIMATORS[told["estimator"]](**options)
     estimator._take(told, arrays, text)
     return estimator

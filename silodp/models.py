@@ -36,6 +36,8 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.gradients import Regularised, conv2d, dense, max_pool
 from silodp.gradients.softplus import softplus
+from silodp.records import Kind, has_weight, target_of
+from silodp.weights import weighted
 
 Params = dict[str, dict[str, Array]]
 Shapes = dict[str, tuple[int, ...]]
@@ -60,6 +62,7 @@ class Model:
         name: for reports. init: gives parameters for a random key. loss: of one record (features, target).
         scores: of one record's features. metric: "accuracy" or "mse", of the scores.
         penalty: a function of the parameters that is added to the mean loss; outside of what is clipped.
+        weight: of one record: what its clipped gradient counts, from 0 to 1 (silodp.weights). None: all count 1.
 
     Example:
         >>> import jax, silodp
@@ -74,6 +77,7 @@ class Model:
     scores: Callable[[PyTree, PyTree], PyTree[Array]] | None = None
     metric: str | None = None  # "accuracy" or "mse"
     penalty: Callable[[PyTree], Float[Array, ""]] | None = None
+    weight: Callable[[PyTree], Float[Array, ""]] | None = None
 
     @property
     def inside(self) -> Model:
@@ -90,7 +94,7 @@ class Model:
 
     def evaluate(self, params: PyTree, features: PyTree[Array], targets: PyTree[Array]) -> Float[Array, ""]:
         """Accuracy, or the mean squared error; of several targets, the mean of theirs."""
-        predicted = self.predict(params, features)
+        predicted, targets = self.predict(params, features), target_of(targets)
         if jax.tree.structure(predicted) != jax.tree.structure(targets):
             raise ValueError(f"scores: model {self.name!r} must give the same dict or tuple as the targets are")
         measured = _right if self.metric == "accuracy" else _squared_error
@@ -219,28 +223,41 @@ def model_of(options: ModelConfig, facts: Facts) -> Model:
     """The model that a config describes, for these facts about the data."""
     found = registry.find("model", options.kind)
     try:
-        if not registry.is_own("model", options.kind):
-            return _from_outside(options.kind, found, facts)
-        _check_record(options.kind, facts)
-        given = options.model_dump(include=BUILT_FROM)
-        inputs = facts.input_shape[0] if len(facts.input_shape) == 1 else facts.input_shape
-        return build_model(
-            options.kind, inputs=inputs, outputs=facts.outputs, task=facts.task, hidden=tuple(options.hidden), **given
-        )
+        own = registry.is_own("model", options.kind)
+        built = _own(options, facts) if own else _from_outside(options.kind, found, facts)
+        return weighted(built, _class_weights(options, facts), facts.record is not None and has_weight(facts.record[1]))
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"model.{error}") from None
 
 
+def _own(options: ModelConfig, facts: Facts) -> Model:
+    _check_record(options.kind, facts)
+    given = options.model_dump(include=BUILT_FROM)
+    inputs = facts.input_shape[0] if len(facts.input_shape) == 1 else facts.input_shape
+    return build_model(
+        options.kind, inputs=inputs, outputs=facts.outputs, task=facts.task, hidden=tuple(options.hidden), **given
+    )
+
+
 def _check_record(kind: str, facts: Facts) -> None:
-    target = facts.kinds.get("targets")
-    if len(facts.kinds) != 2 or "features" not in facts.kinds or target is None or target.shape:
+    features, target = (None, None) if facts.record is None else (facts.record[0], target_of(facts.record[1]))
+    if not isinstance(features, str) or not isinstance(target, str) or Kind.read(target).shape:
         arrays = ", ".join(f"{name} {of}" for name, of in facts.kinds.items()) or "nothing known"
         raise ValueError(
             f"kind: {kind!r} takes one array of features and one number as target, a record here has {arrays}; "
             "give a model of your own: model.kind = 'MODULE:FUNCTION', or silodp.from_loss"
         )
+
+
+def _class_weights(options: ModelConfig, facts: Facts) -> tuple[float, ...] | None:
+    if options.class_weights is None:
+        return None
+    if facts.task != "classification" or len(options.class_weights) != facts.outputs:
+        found = f"{facts.outputs} classes" if facts.task == "classification" else "a number as target"
+        raise ValueError(f"class_weights: {len(options.class_weights)} are given, the data has {found}; give one each")
+    return tuple(options.class_weights)
 
 
 def _from_outside(kind: str, function: Callable[[Facts], Model], facts: Facts) -> Model:

@@ -20,6 +20,7 @@ from silodp.gradients import clipped_sum, engine_for, per_record, record_factors
 from silodp.gradients.blocks import RUN
 from silodp.models import Model
 from silodp.records import map_parts
+from silodp.weights import bounded
 
 if TYPE_CHECKING:
     from silodp.core import Algorithm
@@ -90,7 +91,8 @@ class ModelObjective(eqx.Module):
             # Not through the structured engine: it drops records that overflow, and a diverged run would stay finite.
             return Double.of(self._plain_sum(points, coefficients, records, weights))
         trees = [self.unravel(x) for x in points]
-        return flat(clipped_sum(self.model.loss, trees, coefficients, records, weights, clip, engine=self.engine))
+        counted = self._counted(weights, records)
+        return flat(clipped_sum(self.model.loss, trees, coefficients, records, counted, clip, engine=self.engine))
 
     def per_record(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any
@@ -98,9 +100,12 @@ class ModelObjective(eqx.Module):
         trees = [self.unravel(x) for x in points]
         bound = jnp.inf if clip is None else clip
         rows = per_record(self.model.loss, trees, coefficients, records, bound)
-        return jax.vmap(lambda tree: ravel_pytree(tree)[0])(rows)
+        found = jax.vmap(lambda tree: ravel_pytree(tree)[0])(rows)
+        return self._counted(found.T, records).T
 
     def record_factors(self, x: Vector, records: PyTree, weights: Array, clip: Any) -> PyTree:
+        if self.model.weight is not None:
+            raise ConfigError("weights of records or classes: not with an algorithm that keeps a table of gradients")
         bound = jnp.inf if clip is None else clip
         return record_factors(self.model.loss, self.unravel(x), records, weights, bound)
 
@@ -113,8 +118,13 @@ class ModelObjective(eqx.Module):
         total = lambda x: jnp.sum(weights * self._record_losses(x, records))
         return sum((c * jax.grad(total)(x) for c, x in zip(coefficients, points, strict=True)), jnp.zeros(()))
 
+    def _counted(self, numbers: Float[Array, "*d n"], records: PyTree) -> Float[Array, "*d n"]:
+        """The records' numbers times what each counts: at most 1, whatever it holds."""
+        weight = self.model.weight
+        return numbers if weight is None else numbers * bounded(jax.vmap(weight)(records))
+
     def _record_losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
-        return jax.vmap(self.model.loss, in_axes=(None, 0))(self.unravel(x), records)
+        return self._counted(jax.vmap(self.model.loss, in_axes=(None, 0))(self.unravel(x), records), records)
 
     def losses(self, x: Vector, records: PyTree) -> Float[Array, " n"]:
         own = self._record_losses(x, records)

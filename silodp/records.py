@@ -5,6 +5,8 @@ A record's description is the same tree with a text for every array, its type an
     ({"tokens": "int32[12]", "age": "float32[]"}, ("int32[]", "float32[]"))
 
 It is public, and JSON can hold it. An array is named by its path: features/tokens, features/age, targets/0, targets/1.
+
+A record with a weight of its own has {"target": ..., "sample weight": ...} where others have the target.
 """
 
 from __future__ import annotations
@@ -21,6 +23,21 @@ Description = Any  # the same with texts
 STORED = {"f": "float32", "i": "int32", "u": "int32", "b": "bool"}  # by numpy's kind of type
 INT32 = np.iinfo(np.int32)
 PARTS = ("features", "targets")  # of a record
+TARGET, WEIGHT = "target", "sample weight"
+
+
+def with_weight(targets: Any, weights: Any) -> dict[str, Any]:
+    """Targets of records that have weights of their own."""
+    return {TARGET: targets, WEIGHT: weights}
+
+
+def has_weight(targets: Any) -> bool:
+    """Of a record's targets, or of their description."""
+    return isinstance(targets, dict) and set(targets) == {TARGET, WEIGHT}
+
+
+def target_of(targets: Any) -> Any:
+    return targets[TARGET] if has_weight(targets) else targets
 
 
 class Kind(NamedTuple):

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 import silodp
 from silodp.errors import ConfigError
 from silodp.front import bundle
-from silodp.front.fitting import fingerprint
+from silodp.plan.identity import fingerprint
 from silodp.report.html import Html, page
 from silodp.run.prepare import prepare
 from tests.conftest import made_data

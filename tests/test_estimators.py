@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 
 import silodp
 from silodp.data import FederatedData
-from silodp.errors import ConfigError, SilodpWarning
-from silodp.front import advice, records
+from silodp.errors import ConfigError
+from silodp.front import records
 from silodp.front.estimator import config_of, seed_of
 from silodp.front.predictor import Linear, margins, probabilities, product
 from tests.patients import SCHEMA, SIZES, fitted, raw
@@ -321,7 +320,6 @@ CHECKED = [silodp.SiloClassifier(**EASY), silodp.SiloRegressor(**EASY, target_ra
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::silodp.errors.SilodpWarning")
 @parametrize_with_checks(CHECKED)
 def test_scikit_learns_checks(estimator, check):
     check(estimator)
@@ -343,40 +341,6 @@ def quick_checks() -> list[Any]:
 @pytest.mark.parametrize(("estimator", "check"), quick_checks())
 def test_scikit_learns_checks_that_fit_nothing(estimator, check):
     check(estimator)
-
-
-# --- warnings ------------------------------------------------------------------------------------------------
-
-
-def silos(*sizes: int, lacking: bool = False) -> FederatedData:
-    half = lambda n: np.arange(n) % 2
-    pairs = {str(i): (np.zeros((n, 1)), half(n)) for i, n in enumerate(sizes)}
-    if lacking:
-        pairs["0"] = (pairs["0"][0], np.zeros(sizes[0], int))
-    return FederatedData.of(pairs, classes=["x", "y"])
-
-
-WARNINGS = {
-    "a large epsilon": ((silos(100), 10.5, 1e-5), r"epsilon = 10\.5: a 1 % suspicion .* 99\.73 %"),
-    "a large delta": ((silos(100), 1.0, 0.02), r"delta = 0\.02: above 1/n = 0\.01"),
-    "a small silo": ((silos(951, 49), 1.0, 1e-5), r"silo: 1 of 2 have fewer than 50 records \(4\.9 % of all\); where"),
-    "a class that is missing": ((silos(60, 60, lacking=True), 1.0, 1e-5), "silo: 1 of 2 lack a class"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", WARNINGS)
-def test_what_costs_more_than_it_seems_is_told(case):
-    given, match = WARNINGS[case]
-    with pytest.warns(SilodpWarning, match=match) as caught:
-        advice.warn(*given)
-    assert len(caught) == 1
-
-
-def test_nothing_is_told_of_what_is_well():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        advice.warn(silos(50, 50), 10.0, 0.01)
-    assert advice.default_delta(100) == 1e-5 and advice.default_delta(100_000) == 1e-6
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from silodp.data.images import channels_first, oriented_gradients
 from silodp.data.tables import load_npz, own_name
 from silodp.data.types import Note, Table
 
+FITTED = "fitted on private data"  # begins the note of what was learnt from records
 Transform = Callable[[Table], Table]
 Fitted = tuple[Transform, Note]  # the transform, and its note
 
@@ -58,7 +59,7 @@ class Step:
         return Note(True, f"{self}: {detail}")
 
     def fitted(self, detail: str) -> Note:
-        return Note(False, f"fitted on private data: {self}: {detail}")
+        return Note(False, f"{FITTED}: {self}: {detail}")
 
 
 def parse_steps(texts: Sequence[str]) -> list[Step]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from silodp.data.types import FederatedData
 from silodp.errors import SilodpWarning
+from silodp.records import target_of
 from silodp.report.words import suspicion
 
-LARGEST_EPSILON, FEW_RECORDS = 10.0, 50
+LARGEST_EPSILON, FEW_RECORDS, LARGEST_CLIP = 10.0, 50, 1e4
 
 
 def default_delta(records: int) -> float:
@@ -19,8 +21,28 @@ def default_delta(records: int) -> float:
 
 
 def warn(data: FederatedData, epsilon: float | None, delta: float) -> None:
-    for text in (*_of_budget(sum(data.sizes), epsilon, delta), *_of_silos(data)):
-        warnings.warn(text, SilodpWarning, stacklevel=4)
+    """Of a fit."""
+    _tell((*_of_budget(sum(data.sizes), epsilon, delta), *_of_sizes(data.sizes), *_of_classes(data)))
+
+
+def warn_of_run(config: Any, sizes: Sequence[int], data: FederatedData | None = None) -> None:
+    """Of a config that is run or planned for; without data, of what is known before."""
+    privacy = config.privacy
+    if not privacy.private:
+        return
+    _tell(
+        (
+            *_of_budget(sum(sizes), privacy.epsilon, privacy.delta),
+            *_of_clips(config.algorithm.model_dump(exclude_none=True)),
+            *_of_sizes(sizes),
+            *(() if data is None else _of_classes(data)),
+        )
+    )
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for text in lines:
+        warnings.warn(text, SilodpWarning, stacklevel=5)
 
 
 def _of_budget(records: int, epsilon: float | None, delta: float) -> Iterator[str]:
@@ -36,15 +58,26 @@ def _of_budget(records: int, epsilon: float | None, delta: float) -> Iterator[st
         )
 
 
-def _of_silos(data: FederatedData) -> Iterator[str]:
-    total, silos = sum(data.sizes), len(data.silos)
-    few = [size for size in data.sizes if size < FEW_RECORDS]
-    share = 100 * sum(few) / total
+def _of_clips(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if name.startswith("clip") and isinstance(value, float) and value > LARGEST_CLIP:
+            yield f"algorithm.{name} = {value:g}: the noise grows with it; take the length of a record's gradient"
+
+
+def _of_sizes(sizes: Sequence[int]) -> Iterator[str]:
+    few = [size for size in sizes if size < FEW_RECORDS]
     if few:
         yield (
-            f"silo: {len(few)} of {silos} have fewer than {FEW_RECORDS} records ({share:.2g} % of all); "
-            "where silos add their own noise, each adds as much as the largest: join it with another, or leave it out"
+            f"silo: {len(few)} of {len(sizes)} have fewer than {FEW_RECORDS} records "
+            f"({100 * sum(few) / sum(sizes):.2g} % of all); where silos add their own noise, each adds as much as the "
+            "largest: join it with another, or leave it out"
         )
-    lacking = sum(len(np.unique(np.asarray(silo.targets))) < len(data.classes) for silo in data.silos)
+
+
+def _of_classes(data: FederatedData) -> Iterator[str]:
+    """Where a record has one target."""
+    targets = [target_of(silo.targets) for silo in data.silos]
+    plain = [each for each in targets if isinstance(each, np.ndarray)]
+    lacking = sum(len(np.unique(each)) < len(data.classes) for each in plain)
     if lacking:
-        yield f"silo: {lacking} of {silos} lack a class; their answers pull the model to the classes they have"
+        yield f"silo: {lacking} of {len(targets)} lack a class; their answers pull the model to the classes they have"

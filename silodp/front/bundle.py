@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from silodp.errors import ConfigError
+from silodp.front.fitting import as_file
 from silodp.report.files import NAME as PAGE
 from silodp.report.files import story_of_bundle
 from silodp.report.story import told as told_as_page
@@ -37,7 +38,7 @@ KEYS = {"estimator", "options", "model", "schema", "features", "inputs", "plan",
 def write(directory: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray], report: str) -> Path:
     check_free(directory)
     files = {
-        MODEL: save({name: np.asarray(array, order="C") for name, array in arrays.items()}),
+        MODEL: as_file(arrays),
         CERTIFICATE: certificate_text(told["certificate"]).encode(),
         REPORT: report.encode(),
     }

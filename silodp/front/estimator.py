@@ -47,10 +47,19 @@ class SiloEstimator(BaseEstimator):
     model: Model | ModelConfig | Mapping[str, Any] | str | None
     weights: str
     held_out: float | str | None
+    largest_weight: float
     random_state: Any
     _task: str
 
-    def fit(self, X: Any, y: Any = None, *, silo: Any = None, schema: SchemaLike | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        silo: Any = None,
+        schema: SchemaLike | None = None,
+        sample_weight: Any = None,
+    ) -> Self:
         """Train on all silos' records, in a simulation on this machine.
 
         Args:
@@ -58,8 +67,9 @@ class SiloEstimator(BaseEstimator):
             y: the target's column of X, or one label or number for each row; left out, the schema's target.
             silo: the column of X that names each record's silo, or one label for each row; left out, one silo.
             schema: path, dict or `Schema`: the public description of raw rows. Without one, features are used as given.
+            sample_weight: how much each record counts, from 0 to `largest_weight`; left out, all count the same.
         """
-        return fit_with(self, silent, X, y, silo, schema)
+        return fit_with(self, silent, X, y, silo, schema, sample_weight)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_predictor")
@@ -155,6 +165,9 @@ class SiloEstimator(BaseEstimator):
     def _outputs(self) -> int:
         return 1
 
+    def _class_weights(self) -> list[float] | None:
+        return None
+
     @property
     def encoded_feature_names_(self) -> tuple[str, ...]:
         """Of the columns that the model sees: those of the schema, or X's own."""
@@ -198,12 +211,19 @@ class SiloEstimator(BaseEstimator):
 
 
 def fit_with(
-    estimator: Any, progress: Progress, X: Any, y: Any = None, silo: Any = None, schema: SchemaLike | None = None
+    estimator: Any,
+    progress: Progress,
+    X: Any,
+    y: Any = None,
+    silo: Any = None,
+    schema: SchemaLike | None = None,
+    sample_weight: Any = None,
 ) -> Any:
     """`estimator.fit`, showing how far it is."""
     vars(estimator).pop("_predictor", None)  # a fit that fails leaves nothing to predict with
     known = None if schema is None else records.schema_for(schema, y, silo, estimator._task)
     rows = estimator._rows(X, y, silo) if known is None else records.encoded_rows(known, X, y, silo)
+    rows = rows._replace(weights=records.weights_of(sample_weight, len(rows.targets), estimator.largest_weight))
     estimator.schema_ = known
     if known is not None:
         estimator.feature_names_in_ = np.array(list(known.used), dtype=object)
@@ -232,10 +252,15 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
     """What the estimator asks for, and the model where it is an object."""
     from silodp.models import Model
     from silodp.plan.objects import config_from
+    from silodp.records import has_weight
+    from silodp.weights import weighted
 
-    own = estimator.model if isinstance(estimator.model, Model) else None
+    own, counted = estimator.model if isinstance(estimator.model, Model) else None, estimator._class_weights()
     kind = estimator.model or default_kind(data)
-    section = {} if own is not None else plain_section(kind, "kind")
+    if own is not None:
+        own, section = weighted(own, counted, has_weight(data.silos[0].targets)), {}
+    else:
+        section = plain_section(kind, "kind") | ({} if counted is None else {"class_weights": counted})
     algorithm = {"weights": estimator.weights} | plain_section(estimator.algorithm, "name")
     config = config_from(
         algorithm=algorithm, channel=estimator.trust, epsilon=estimator.epsilon, delta=delta, model=section,

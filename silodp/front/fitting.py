@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors.numpy import save
 
 from silodp import registry
 from silodp.front.predictor import PARAMS, SCALING, Own, Predictor, predictor_of
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from silodp.config import Config
     from silodp.data.types import FederatedData
     from silodp.models import Model
-    from silodp.plan.plan import Plan
     from silodp.run.prepare import Prepared
     from silodp.run.progress import Progress
 
@@ -40,6 +38,7 @@ class Fitted:
 def fitted(config: Config, data: FederatedData, model: Model | None, progress: Progress) -> Fitted:
     # Here, not above: a model that was loaded predicts without JAX.
     from silodp.plan.certificate import certificate
+    from silodp.plan.identity import fingerprint, identity
     from silodp.run.evaluation import evaluated
     from silodp.run.prepare import prepare
     from silodp.run.runner import context_of
@@ -48,15 +47,17 @@ def fitted(config: Config, data: FederatedData, model: Model | None, progress: P
     prepared = prepare(config, data, model)
     history, x, account = simulated(prepared, progress)
     table, account = evaluated(prepared, x, account)
+    spent = prepared.settled(account) if prepared.plan.private else None
     held_out = None if table is None else held_out_figures(prepared.plan, table)
-    statement = None
-    if prepared.plan.private:
-        statement = certificate(prepared.plan, prepared.settled(account), context_of(prepared))
     ground, section = prepared.ground, prepared.config.model.model_dump(mode="json", exclude_unset=True)
     params = ground.objective.unravel(x)
     own = model is not None or not registry.is_own("model", section["kind"])
     arrays = {} if own else arrays_of(prepared, params)
     predictor = Own(ground.model, params) if own else predicting(section, arrays, data)
+    statement = None
+    if spent is not None:
+        made = identity(prepared.plan, as_file(arrays_of(prepared, params)))
+        statement = certificate(prepared.plan, spent, replace(context_of(prepared), made=made))
     name = prepared.config.algorithm.name
     ranges = ranges_of(prepared)
     return Fitted(arrays, predictor, section, history, statement, fingerprint(prepared.plan), name, ranges, held_out)
@@ -101,9 +102,6 @@ def predicting(section: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dat
     return predictor_of(section, arrays, data.input_shape[0], max(1, len(data.classes)))
 
 
-def fingerprint(plan: Plan) -> str:
-    """SHA-256 of the plan's JSON without its seed: from that, all noise could be found by trying."""
-    tree = plan.to_json()
-    tree["config"]["run"].pop("seed", None)
-    tree["facts"].pop("seed", None)
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+def as_file(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A bundle's model.safetensors."""
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})

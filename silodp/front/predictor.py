@@ -66,7 +66,9 @@ class Network:
 
         from silodp.models import build_model
 
-        given: dict[str, Any] = {name: self.section[name] for name in self.section if name not in ("kind", "engine")}
+        given: dict[str, Any] = {
+            name: self.section[name] for name in self.section if name not in ("kind", "engine", "class_weights")
+        }
         given["hidden"] = tuple(given.get("hidden", ()))
         model = build_model(self.section["kind"], inputs=self.inputs, outputs=self.outputs, **given)
         params: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from silodp.data.kinds import Category, Constants, Flag, Number, Ordered, identi
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note, SiloData
 from silodp.errors import ConfigError
+from silodp.records import with_weight
 
 ONE_SILO = "all records"
 AS_THEY_ARE = Constants(0.0, 1.0, np.inf)  # numbers whose centre and scale a private stage will find
@@ -28,6 +29,19 @@ class Rows(NamedTuple):
     features: Any
     targets: Any
     silos: Shaped[np.ndarray, " n"] | None
+    weights: Shaped[np.ndarray, " n"] | None = None  # of the records, from 0 to 1
+
+
+def weights_of(given: Any, rows: int, largest: Any) -> Shaped[np.ndarray, " n"] | None:
+    """Weights as parts of the largest that is allowed; larger ones count as that."""
+    if given is None:
+        return None
+    if not isinstance(largest, int | float) or not 0 < largest < np.inf:
+        raise ConfigError("largest_weight: give a positive number, known beforehand; larger weights count as it")
+    found = column_of(given, rows, "sample_weight")
+    if found.dtype.kind not in "buif" or not (np.isfinite(found) & (found >= 0)).all():
+        raise ConfigError("sample_weight: some are negative, missing or no numbers; give numbers from 0 on")
+    return np.minimum(found / largest, 1.0).astype(np.float32)
 
 
 # --- with a schema ---------------------------------------------------------------------------------------------
@@ -162,9 +176,11 @@ def federated(rows: Rows, classes: tuple[str, ...], notes: tuple[Note, ...]) -> 
     if few:
         # names are not told: the column may be the wrong one, with a name for each record
         raise ConfigError(f"silo: {few} of {len(parts)} have 1 sample only; name another column, or drop these records")
-    held = [SiloData(str(name), rows.features[p], rows.targets[p]) for name, p in zip(names, parts, strict=True)]
+    targets = lambda p: rows.targets[p] if rows.weights is None else with_weight(rows.targets[p], rows.weights[p])
+    held = [SiloData(str(name), rows.features[p], targets(p)) for name, p in zip(names, parts, strict=True)]
     if not np.isfinite(rows.features).all():
         raise ConfigError("X: holds infinity, NaN or values beyond float32; fill in or drop such records")
     task = "classification" if classes else "regression"
-    told = (*notes, Note(True, f"{len(held)} silos as given"))
+    counted = [] if rows.weights is None else [Note(True, "records count by weights from 0 to 1, after clipping")]
+    told = (*notes, *counted, Note(True, f"{len(held)} silos as given"))
     return FederatedData("records", tuple(held), None, task, classes, told)

@@ -14,6 +14,7 @@ from silodp.config import Config, DataConfig
 from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError, Inadmissible
 from silodp.facts import Facts
+from silodp.front.advice import warn_of_run
 from silodp.models import Model, model_of
 from silodp.objective import parameter_count
 from silodp.parse import parse_config
@@ -54,6 +55,7 @@ def account(
     """
     config = with_known(*asked(config, data, model, objects))
     plan = planned(config)
+    warn_of_run(plan.config, plan.facts.sizes)
     return {
         "algorithm": config.algorithm.name,
         "trust": config.privacy.trust,

@@ -44,6 +44,8 @@ class Context:
     bounds: Mapping[str, str] = field(default_factory=dict)  # by stream: who vouches for its bound
     outside: tuple[str, ...] = ()  # parts that are not the library's own
     chosen: float | None = None  # epsilon of having been chosen privately among several
+    made: Mapping[str, str] = field(default_factory=dict)  # which run this is (silodp.plan.identity)
+    tested: bool = False  # whether something was measured on test records
 
 
 def settle(plan: Plan, account: Account) -> list[list[Spent]]:
@@ -91,8 +93,9 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
         "claim": claim,
         "silos": silos,
         "bounds": dict(context.bounds),
-        "outside_the_guarantee": [*context.outside, *outside(context.notes)],
+        "outside_the_guarantee": [*context.outside, *outside(context)],
         "public_preprocessing": [str(note) for note in context.notes if note.public],
+        "made": dict(context.made),
         "versions": dict(context.versions),
     }
 
@@ -191,12 +194,14 @@ def curve_points(own: Sequence[Spent], epsilon: float) -> list[dict[str, float]]
     return [{"epsilon": e, "delta": float(d)} for e, d in zip(grid, deltas, strict=True)]
 
 
-def outside(notes: Sequence[Note]) -> list[str]:
+def outside(context: Context) -> list[str]:
+    tried = "settings that were tried before this run" if context.chosen is None else "trials before this selection"
     return [
-        *(str(note) for note in notes if not note.public),
+        *(str(note) for note in context.notes if not note.public),
         "the process that starts a run on one machine reads all silos' records",
-        "the history (objective, gradient norm) is measured on the private records",
-        "hyper-parameters chosen by looking at results on these records are not covered",
+        *(["the history (objective, gradient norm) is measured on the private records"] * (context.chosen is None)),
+        *(["what is measured on test records (test loss, test accuracy) tells about those"] * context.tested),
+        f"{tried} and compared on these records: what was learnt from them comes on top",
     ]
 
 
@@ -212,6 +217,7 @@ def as_text(tree: Mapping[str, Any]) -> str:
         f"Collusion: {tree['if_others_collude']}.",
         f"Noise: {tree['noise']}.",
         f"Calibration: {tree['calibration']}.",
+        *made_lines(tree["made"]),
     ]
     if tree["claim"]:
         claim = tree["claim"]
@@ -226,6 +232,13 @@ def as_text(tree: Mapping[str, Any]) -> str:
     lines += ["", "Outside the guarantee:", *(f"  - {note}" for note in tree["outside_the_guarantee"])]
     lines += ["", "Software: " + ", ".join(f"{k} {v}" for k, v in tree["versions"].items())]
     return "\n".join(lines) + "\n"
+
+
+def made_lines(made: Mapping[str, str]) -> list[str]:
+    if not made:
+        return []
+    when = made["date"].replace("T", " ").removesuffix("+00:00")
+    return [f"Run {made['run']}, {when} UTC; SHA-256 of the model {made['model']}, of the plan {made['plan']}."]
 
 
 def silo_lines(silo: Mapping[str, Any]) -> list[str]:

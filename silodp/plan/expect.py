@@ -10,6 +10,7 @@ from silodp.config import Config
 from silodp.data import read_data
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from silodp.front.advice import warn_of_run
 from silodp.objective import parameter_count
 from silodp.parse import parse_config
 from silodp.plan.account import sizes_of
@@ -30,6 +31,7 @@ def expectations(config: Config) -> dict[str, Any]:
         raise ConfigError("privacy.epsilon is missing: give a target; without noise there is nothing to expect")
     facts = known_facts(config)
     plan = make_plan(config, facts)
+    warn_of_run(plan.config, plan.facts.sizes)
     algorithm, whiten = plan.config.algorithm, plan.config.whiten
     return {
         "silos": plan.facts.silos,

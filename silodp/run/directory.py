@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from silodp.config import Config
 from silodp.errors import ConfigError
@@ -148,14 +148,22 @@ class RunDirectory:
         save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial)
         os.replace(partial, self.path / name)
 
-    def save_model(self, last: PyTree, drawn: PyTree, maps: dict[str, np.ndarray]) -> None:
-        """The parameters, and the maps of the features that they belong to, by name."""
-        arrays = {
-            prefix + path: np.asarray(leaf)
-            for prefix, params in (("last", last), ("drawn", drawn))
-            for path, leaf in named_leaves(params)
-        }
-        self.write_arrays("model.safetensors", arrays | maps)
+    def save_model(self, content: bytes) -> bytes:
+        """What `model_bytes` gave."""
+        partial = self.path / "model.safetensors.partial"
+        partial.write_bytes(content)
+        os.replace(partial, self.path / "model.safetensors")
+        return content
+
+
+def model_bytes(last: PyTree, drawn: PyTree, maps: Mapping[str, np.ndarray]) -> bytes:
+    """model.safetensors: the parameters, and the maps of the features that they belong to, by name."""
+    arrays = {
+        prefix + path: np.asarray(leaf, order="C")
+        for prefix, params in (("last", last), ("drawn", drawn))
+        for path, leaf in named_leaves(params)
+    }
+    return save(arrays | dict(maps))
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:

@@ -30,6 +30,7 @@ from silodp.plan.objects import facts_of
 from silodp.plan.parts import divided_facts, trained_model, trained_on
 from silodp.plan.plan import Plan
 from silodp.privacy.kinds import Spent
+from silodp.records import target_of
 from silodp.releases import Account, Vector
 from silodp.run.federation import Silos
 from silodp.run.measure import Metric, Wanted, named_metrics
@@ -236,6 +237,6 @@ def assembled(
 
 def refuse_unscored(ground: Ground) -> None:
     model = ground.objective.model
-    one = ground.facts.record is not None and isinstance(ground.facts.record[1], str)
+    one = ground.facts.record is not None and isinstance(target_of(ground.facts.record[1]), str)
     if model.scores is None or model.metric is None or not one:
         raise ConfigError(f"evaluate: model {model.name!r} has no scores of one target; leave it out")

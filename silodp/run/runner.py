@@ -5,27 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from silodp.config import Config
 from silodp.core import averaged
 from silodp.data import FederatedData
+from silodp.data.preprocess import FITTED
 from silodp.deploy.coordinator import message_federation
 from silodp.errors import ConfigError
+from silodp.front.advice import warn_of_run
 from silodp.models import Model
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate
 from silodp.plan.checks import outside_words
 from silodp.plan.claim import claim_of
+from silodp.plan.identity import identity
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.plots import run_figure
 from silodp.releases import Account, Vector
 from silodp.report.files import write_report
 from silodp.run.answers import Answers
-from silodp.run.directory import RunDirectory, versions
+from silodp.run.directory import RunDirectory, model_bytes, versions
 from silodp.run.evaluation import evaluated
 from silodp.run.history import History, OnRound, rows_of
 from silodp.run.measure import Metric
@@ -97,6 +102,8 @@ def train(
     parsed, loaded, made = asked(config, data, model, objects)
     parsed = with_silo_columns(parsed) if per_silo else parsed
     prepared = prepare(parsed, loaded, made, metrics)
+    refuse_fitted(prepared)
+    warn_of_run(prepared.config, prepared.data.sizes, prepared.data)
     if parsed.run.mode == "messages" and made is not None:
         raise ConfigError(
             "run.mode = 'messages': a model given as an object cannot be sent; use model.kind = 'MODULE:FUNCTION'"
@@ -105,6 +112,19 @@ def train(
     if parsed.run.mode == "messages":
         return run_messages(prepared, directory, progress, on_round)
     return run_simulation(prepared, directory, progress, on_round)
+
+
+def refuse_fitted(prepared: Prepared) -> None:
+    """With real noise nothing may be learnt from records on the way."""
+    run = prepared.config.run
+    if run.mode != "messages" or run.test_seed or not prepared.plan.private:
+        return
+    fitted = [note.text.split(": ")[1] for note in prepared.data.notes if note.text.startswith(FITTED)]
+    if fitted:
+        raise ConfigError(
+            f"data.preprocess: {', '.join(fitted)}: fitted on the records, which no epsilon covers; with run.mode = "
+            "'messages' give public constants (standardise:FILE.npz), a schema, or the stage [scale] or [whiten]"
+        )
 
 
 def with_silo_columns(config: Config) -> Config:
@@ -242,14 +262,15 @@ def finish(
 ) -> Run:
     """Settle the account first: a run that released more than planned gets no model and no certificate."""
     config, objective = prepared.config, prepared.ground.objective
+    spent = prepared.settled(account) if prepared.plan.private else None
+    params, drawn_params = objective.unravel(last), objective.unravel(drawn)
+    model = directory.save_model(model_bytes(params, drawn_params, maps_of(prepared)))
     statement = None
-    if prepared.plan.private:
-        statement = certificate(prepared.plan, prepared.settled(account), context_of(prepared))
+    if spent is not None:
+        context = replace(context_of(prepared), made=identity(prepared.plan, model))
+        statement = certificate(prepared.plan, spent, context)
         directory.write_json("certificate.json", statement)
         directory.write_text("certificate.txt", as_text(statement))
-    params, drawn_params = objective.unravel(last), objective.unravel(drawn)
-    maps = {name: array for made in prepared.ground.maps for name, array in made.arrays.items()}
-    directory.save_model(params, drawn_params, maps)
     if config.run.trajectory:
         directory.save_trajectory(objective.parameters)
     told = None if table is None else held_out_figures(prepared.plan, table)
@@ -266,8 +287,15 @@ def context_of(prepared: Prepared) -> Context:
     config = prepared.config
     real = config.run.mode == "messages" and not config.run.test_seed
     claim = claim_of(config) if config.privacy.calibration == "paper" else None
-    outside = tuple(outside_words(prepared.plan))
-    return Context(tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim, prepared.bounds, outside)
+    return Context(
+        tuple(prepared.data.notes), None if real else SIMULATED, versions(), claim, prepared.bounds,
+        tuple(outside_words(prepared.plan)), tested=prepared.data.test is not None,
+    )  # fmt: skip
+
+
+def maps_of(prepared: Prepared) -> dict[str, np.ndarray]:
+    """Of the features, as earlier stages have released them."""
+    return {name: np.asarray(array) for made in prepared.ground.maps for name, array in made.arrays.items()}
 
 
 def source_name(data: FederatedData) -> str:

@@ -24,16 +24,17 @@ from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
 from silodp.plan.certificate import SIMULATED, as_text, certificate
+from silodp.plan.identity import identity
 from silodp.plan.make import make_plan
 from silodp.plan.objects import as_config
 from silodp.plan.plan import Plan
 from silodp.privacy.accountant import gdp
 from silodp.privacy.selection import Trials, mixed_selection_epsilon
 from silodp.report.files import write_report
-from silodp.run.directory import RunDirectory, versions
+from silodp.run.directory import RunDirectory, model_bytes, versions
 from silodp.run.prepare import Ground
 from silodp.run.result import summary_of
-from silodp.run.runner import context_of
+from silodp.run.runner import context_of, maps_of
 from silodp.run.sweep import HELD_OUT, Outcome, Value, best_of, grid_of, run_points, with_values
 
 LARGEST_SEED = 2**31 - 1
@@ -112,7 +113,8 @@ def certified(outcome: Outcome, plans: list[Plan], prices: list[float], trials: 
     """The winner's certificate, with the price of having chosen it in the place of what one run costs."""
     plan, delta = outcome.prepared.plan, outcome.prepared.config.privacy.delta
     assert outcome.spent is not None
-    tree = certificate(plan, outcome.spent, replace(context_of(outcome.prepared), chosen=max(prices)))
+    made = identity(plan, model_of(outcome))
+    tree = certificate(plan, outcome.spent, replace(context_of(outcome.prepared), chosen=max(prices), made=made))
     for i, (silo, price) in enumerate(zip(tree["silos"], prices, strict=True)):
         gaussian = all(gdp(each.spent(i)) is not None for each in plans)
         groups = [{"records": k, "epsilon": price_of(plans, i, trials, k), "delta": delta} for k in (2, 5) if gaussian]
@@ -121,6 +123,12 @@ def certified(outcome: Outcome, plans: list[Plan], prices: list[float], trials: 
             "several_records_of_one_person": groups,
         }  # fmt: skip
     return tree | {"selection": {"mean_trials": trials.mean, "price": max(prices), "delta": delta}}
+
+
+def model_of(outcome: Outcome) -> bytes:
+    """The winner's model.safetensors."""
+    params = outcome.prepared.ground.objective.unravel(jnp.asarray(outcome.x))
+    return model_bytes(params, params, maps_of(outcome.prepared))
 
 
 def check(config: Config) -> None:
@@ -151,8 +159,7 @@ def save_selection(config: Config, chosen: Chosen, data: str, out: Path | str | 
     prepared = chosen.outcome.prepared
     directory.write_json("certificate.json", chosen.certificate)
     directory.write_text("certificate.txt", as_text(chosen.certificate))
-    maps = {name: array for made in prepared.ground.maps for name, array in made.arrays.items()}
-    directory.save_model(chosen.params, chosen.params, maps)
+    directory.save_model(model_of(chosen.outcome))
     last = chosen.outcome.history[-1]
     final = chosen.released | {name: last[name] for name in ("round", "bits_up", "bits_down")}
     summary = summary_of(prepared, chosen.certificate, final, {}, {}, chosen.outcome.held_out)

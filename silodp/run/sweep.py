@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from silodp.config import Config
-from silodp.data import FederatedData
+from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError
+from silodp.front.advice import warn_of_run
 from silodp.models import Model
 from silodp.parse import parse_config
 from silodp.plan.certificate import SIMULATED
@@ -138,6 +139,8 @@ def sweep(
         [{'algorithm.step_size': 0.1}, {'algorithm.step_size': 1.0}]
     """
     base, loaded, made = asked(config, data, model, objects)
+    loaded = read_data(base.data) if loaded is None else loaded
+    warn_of_run(base, loaded.sizes, loaded)
     if base.sweep.private_trials is not None:
         return selected(base, loaded, made, metrics)
     return Sweep(run_points(base, grid_of(base), loaded, made, progress, metrics))

@@ -24,6 +24,7 @@ from jaxtyping import Array, PyTree
 from silodp.core import POINT, Algorithm, Federation, Silo
 from silodp.facts import Stream
 from silodp.prox import build_prox
+from silodp.records import target_of
 from silodp.releases import Public, Vector
 from silodp.sampling import Full
 
@@ -78,7 +79,7 @@ class Metrics(Algorithm):
         return Public(silo.privatise(silo.statistic(numbers, self.clip, STREAM)))
 
     def numbers(self, model: Any, params: PyTree, record: PyTree) -> Vector:
-        features, target = record
+        features, target = record[0], target_of(record[1])
         score = model.scores(params, features)
         if self.classes == 1:
             error = jnp.square(jnp.ravel(score)[0] - target)

@@ -22,6 +22,18 @@ MUTANTS = [
         "tests/rounding/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
     ),
     Mutant(
+        "weight-unbounded", "silodp/weights.py",
+        "jnp.where(weight > 0, jnp.minimum(weight, 1.0), 0.0)", "weight",
+        "a record says how much it counts, however much that is",
+        "tests/test_weights.py::test_no_weight_moves_a_sum_beyond_its_bound",
+    ),
+    Mutant(
+        "fitted-on-records-for-real", "silodp/run/runner.py",
+        "    refuse_fitted(prepared)\n", "",
+        "with real noise features are still scaled by what the records say",
+        "tests/test_advice.py::test_what_was_fitted_on_records_is_refused_with_real_noise",
+    ),
+    Mutant(
         "last-multiplier", "silodp/releases.py",
         "Tally(old.count + 1, jnp.minimum(old.multiplier, multiplier))", "Tally(old.count + 1, multiplier)",
         "the account keeps the last multiplier, not the least",
@@ -826,8 +838,8 @@ MUTANTS = [
     ),
     Mutant(
         "run-not-settled", "silodp/run/runner.py",
-        "certificate(prepared.plan, prepared.settled(account), context_of(prepared))",
-        "certificate(prepared.plan, [prepared.plan.spent(i) for i in range(account.gradients.size)], context_of(prepared))",
+        "spent = prepared.settled(account) if",
+        "spent = [prepared.plan.spent(i) for i in range(account.gradients.size)] if",
         "the certificate says what was planned, whatever was released",
         "tests/test_certificate.py::test_an_algorithm_that_declares_too_little_is_caught",
     ),
