@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,61 +11,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from silodp.errors import ConfigError, Refused
+from silodp.cli_sites import shuffler, silo
+from silodp.cli_told import Out, SiteFolder, loaded, told, written
+from silodp.errors import ConfigError
 
 Site = Annotated[Path, typer.Option("--site", help="the folder of this site's guard", metavar="DIR")]
-SiteFolder = Annotated[Path, typer.Argument(help="the folder of this site's guard", metavar="DIR")]
 PlanFile = Annotated[Path, typer.Argument(help="a plan that `silodp plan propose` wrote", metavar="PLAN.json")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="write to this file (default: print)")]
 
-silo = typer.Typer(no_args_is_help=True, help="For a hospital: set up this site, tell its facts, run its guard.")
 ledger = typer.Typer(no_args_is_help=True, help="For a hospital: what has been spent on its records, and what is left.")
 federation = typer.Typer(no_args_is_help=True, help="A whole federation on this machine, to look at.")
 server = typer.Typer(no_args_is_help=True, help="For the operator of the server, which never sees a record.")
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """A mistake is one line and exit code 2; what is refused is one line and exit code 1."""
-    try:
-        yield
-    except (ConfigError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except Refused as error:
-        code = getattr(error, "code", None)
-        print(f"refused: {error}{f' ({code})' if code else ''}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-def written(tree: Any, out: Path | None) -> None:
-    text = json.dumps(tree, indent=2, allow_nan=False) + "\n"
-    if out is None:
-        print(text, end="")
-        return
-    if out.exists():
-        raise ConfigError(f"--out {out}: exists; give another path")
-    out.write_text(text, encoding="utf-8")
-    print(f"written to {out}")
-
-
-def loaded(files: list[Path]) -> list[Any]:
-    """Signed statements of other parties."""
-    from silodp.deploy.signing import LARGEST
-
-    found: list[Any] = []
-    for file in files:
-        if not file.is_file() or file.stat().st_size > LARGEST:
-            raise ConfigError(f"{file}: no such file, or too large")
-        try:
-            tree = json.loads(file.read_bytes())
-        except (ValueError, RecursionError):
-            raise ConfigError(f"{file}: not valid JSON") from None
-        found += tree if isinstance(tree, list) else [tree]
-    return found
 
 
 class PlanGroup(TyperGroup):
@@ -89,6 +43,9 @@ def propose(
     on_missing: Annotated[
         str, typer.Option(help="a site that does not answer: wait for it, or skip it in this round")
     ] = "wait",
+    shuffler: Annotated[
+        Path | None, typer.Option(help="signed facts of the shuffler, where the trust model has one")
+    ] = None,
 ) -> None:
     """Make the plan that all sites are asked to approve: choices made, noise calculated, nothing known of a record."""
     with told():
@@ -98,10 +55,20 @@ def propose(
         from silodp.deploy.approval import show as shown
         from silodp.deploy.document import Document, proposed
 
-        document = Document(proposed(parsed, loaded(facts), on_missing))
+        mixing = None if shuffler is None else sealed_to(loaded([shuffler])[0], out.with_suffix(".key"))
+        document = Document(proposed(parsed, loaded(facts), on_missing, mixing))
         text = shown(document)
         written(document.tree, out)
         print(text)
+
+
+def sealed_to(facts: Any, key: Path) -> dict[str, Any]:
+    """The shuffler's part of a plan; the server's key that belongs to it is written beside the plan."""
+    from silodp.deploy.shuffling import create_box, public_of
+
+    tree = {"facts": facts, "server_key": public_of(create_box(key))}
+    print(f"written to {key}: the server needs it to open messages, and nobody else may have it")
+    return tree
 
 
 @plan.command()
@@ -159,99 +126,12 @@ def verify(
         print("good" if document is not None else "good, for what they say; with --plan the keys are checked too")
 
 
-# --- a site ------------------------------------------------------------------------------------------------------
-
-
-@silo.command()
-def init(
-    folder: SiteFolder,
-    name: Annotated[str, typer.Option(help="this site's name in the federation")],
-    schema: Annotated[Path, typer.Option(help="the federation's schema", metavar="SCHEMA.toml")],
-    data: Annotated[list[Path], typer.Option(help="this site's records; may be repeated", metavar="FILE")],
-    epsilon: Annotated[float, typer.Option(help="largest epsilon of one run")] = 1.0,
-    total_epsilon: Annotated[float, typer.Option(help="largest epsilon of all runs together")] = 4.0,
-    delta: Annotated[float, typer.Option(help="largest delta of one run, and that of all runs")] = 1e-5,
-) -> None:
-    """Make this site's folder: its key, guard.toml with its limits, systemd units and a compose file."""
-    with told():
-        from silodp.deploy.setup import init_site
-
-        for line in init_site(folder, name, schema, data, epsilon, total_epsilon, delta):
-            print(line)
-
-
-@silo.command()
-def facts(folder: SiteFolder, out: Out = None) -> None:
-    """Sign what the others have to know: how many records there are, and what a record is. Nothing else is computed."""
-    with told():
-        from silodp.deploy.guard import signed_site_facts
-
-        written(signed_site_facts(folder), out)
-
-
-@silo.command()
-def trust(
-    folder: SiteFolder,
-    facts: Annotated[list[Path], typer.Argument(help="signed facts of the other sites", metavar="FACTS.json...")],
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
-) -> None:
-    """Note the other sites' keys, after comparing them with these sites by telephone."""
-    with told():
-        from silodp.deploy.setup import trust_sites
-
-        for line in trust_sites(folder, loaded(facts), ask=None if yes else typer.confirm):
-            print(line)
-
-
-@silo.command()
-def doctor(folder: SiteFolder) -> None:
-    """Check this site: files and their rights, key, limits, records, ledger, and whether its guard answers."""
-    with told():
-        from silodp.deploy.setup import checkup
-
-        findings = checkup(folder)
-        for good, text in findings:
-            print(f"{'ok     ' if good else 'PROBLEM'} {text}")
-        if not all(good for good, _ in findings):
-            raise typer.Exit(1)
-
-
-@silo.command()
-def guard(folder: SiteFolder) -> None:
-    """Run this site's guard: the process that reads records. It opens no network connection."""
-    with told():
-        from silodp.deploy.guarding import serve
-
-        serve(folder)
-
-
-@silo.command()
-def join(
-    folder: SiteFolder,
-    kit: Annotated[Path, typer.Option(help="the unpacked kit that the project's admin approved", metavar="KIT")],
-) -> None:
-    """Take this site's kit of the network engine, and forbid it everything but carrying bytes to the guard."""
-    with told():
-        from silodp.deploy.kits import join_site
-
-        print(f"joined: {join_site(folder, kit)}; next: silodp silo relay {folder}")
-
-
-@silo.command()
-def relay(folder: SiteFolder) -> None:
-    """Run this site's relay: it carries bytes between the server and the guard, and reads no records."""
-    with told():
-        from silodp.deploy.kits import relay_process
-
-        relay_process(folder)
-
-
 # --- a ledger ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Any]:
-    from silodp.deploy.guard import open_ledger
+    from silodp.deploy.office import open_ledger
 
     found = open_ledger(folder)
     try:
@@ -264,7 +144,7 @@ def opened(folder: Path) -> Iterator[Any]:
 def ledger_show(folder: SiteFolder) -> None:
     """What has been spent on this site's records over all runs, what is left, and what was refused lately."""
     with told(), opened(folder) as book:
-        from silodp.deploy.setup import spent_lines
+        from silodp.deploy.doctor import spent_lines
 
         for line in spent_lines(folder, book):
             print(line)
@@ -310,25 +190,35 @@ def run(
     guards: Annotated[
         Path | None, typer.Option(help="a folder with SITE.sock for every site: guards' sockets on this machine")
     ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="the key beside a plan with a shuffler, which opens its messages")
+    ] = None,
     patience: Annotated[float, typer.Option(help="seconds that a site may take for an answer")] = 600.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the run in --out; without it a folder with a run is refused")
+    ] = False,
 ) -> None:
-    """Run a plan to its certificates. The same command goes on with a run that was stopped."""
+    """Run a plan to its certificates. With --resume the same command goes on with a run that was stopped."""
     with told():
         if (kit is None) == (guards is None):
             raise ConfigError("give --kit for a run over the network, or --guards for guards on this machine")
         from silodp.deploy.approval import load
 
-        document, say = load(file), lambda text: print(text, flush=True)
-        if kit is not None:
-            from silodp.deploy.kits import run_over
+        if (out / "plan.json").exists() and not resume:
+            raise ConfigError(f"--out {out}: holds a run; --resume goes on with it")
+        from silodp.deploy.kits import put_run, run_over
 
-            run_over(kit, document, loaded(approvals), out, patience, say)
+        document, say = load(file), lambda text: print(text, flush=True)
+        signed = loaded(approvals)
+        put_run(out, document, signed, key)
+        if kit is not None:
+            run_over(kit, document, out, patience, say)
         else:
             from silodp.deploy.listen import sockets
             from silodp.deploy.server import drive
 
-            paths = {site: Path(str(guards)) / f"{site}.sock" for site in document.sites}
-            drive(document, loaded(approvals), sockets(paths, patience), out, say)
+            paths = {site: Path(str(guards)) / f"{site}.sock" for site in document.parties}
+            drive(document, signed, sockets(paths, patience), out, say)
         print(f"model and certificates in {out}")
 
 
@@ -344,6 +234,7 @@ def start(kit: Annotated[Path, typer.Argument(help="the server's kit", metavar="
 @federation.command("demo")
 def federation_demo(
     silos: Annotated[int, typer.Option(help="how many sites")] = 3,
+    shuffler: Annotated[bool, typer.Option("--shuffler", help="with a shuffler as one more site")] = False,
     out: Annotated[Path, typer.Option(help="a new directory for everything")] = Path("runs/federation"),
 ) -> None:
     """A whole federation on this machine: CA, server, guards and relays as processes of their own, over mutual TLS."""
@@ -352,7 +243,7 @@ def federation_demo(
         from silodp.deploy.parade import demo
 
         check_engine()
-        for line in demo(out, silos, lambda text: print(text, flush=True)):
+        for line in demo(out, silos, shuffler, lambda text: print(text, flush=True)):
             print(line)
         print(f"model and signed certificates in {out / 'run'}; everything that was started has been stopped")
 
@@ -368,11 +259,10 @@ def provision(
     In earnest every hospital makes its own: docs/deployment.md says how.
     """
     with told():
-        from silodp.deploy.kits import check_engine
-        from silodp.deploy.kits import provision as make
+        from silodp.deploy.kits import begin_provision, check_engine, end_provision
 
         check_engine()
-        for name, kit in make(out, host, port, site).items():
+        for name, kit in end_provision(begin_provision(out, host, port, site), out, host).items():
             print(f"{name}: {kit}")
 
 
@@ -394,6 +284,7 @@ def attach(app: typer.Typer) -> None:
     """These commands beside the others."""
     app.add_typer(plan, name="plan")
     app.add_typer(silo, name="silo")
+    app.add_typer(shuffler, name="shuffler")
     app.add_typer(ledger, name="ledger")
     app.add_typer(server, name="server")
     app.add_typer(federation, name="federation")

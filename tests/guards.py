@@ -11,7 +11,11 @@ import numpy as np
 from silodp.config import Config
 from silodp.deploy import approval, signing
 from silodp.deploy.document import Document, proposed
-from silodp.deploy.guard import KEY, Guard, signed_site_facts
+from silodp.deploy.guard import Guard, signed_site_facts
+from silodp.deploy.mixer import BOX, Mixer, shuffler_facts
+from silodp.deploy.office import KEY, Office
+from silodp.deploy.shuffling import create_box, public_of
+from silodp.deploy.signing import SERVER_KEY
 from silodp.deploy.wire import decode, encode
 from silodp.parse import parse_config
 
@@ -43,8 +47,11 @@ silos = 5
 message_bytes = 1_000_000
 [peers]
 {peers}
+[shufflers]
+{shufflers}
 """
 SIZES = {"north": 20, "south": 12}
+MIXER = "mixer"  # the name of the shuffler
 X0 = np.zeros(3, np.float32)
 TREE: dict[str, Any] = {
     "privacy": {"epsilon": 1.0, "delta": 1e-5},
@@ -69,29 +76,47 @@ def make_site(folder: Path, site: str, records: int) -> signing.Key:
     return signing.Key.create(folder / KEY)
 
 
+def make_shuffler(folder: Path) -> dict[str, Any]:
+    """Its folder, and what it tells everybody."""
+    folder.mkdir(parents=True)
+    (folder / "shuffler.toml").write_text(f'site = "{MIXER}"\n[limits]\nmessage_bytes = 100_000\n')
+    signing.Key.create(folder / KEY)
+    create_box(folder / BOX)
+    return shuffler_facts(folder)
+
+
 class Federation:
     """Sites in folders under `root`; guards are opened when they are asked, and may be ended and opened again."""
 
-    def __init__(self, root: Path, sizes: dict[str, int] | None = None):
+    def __init__(self, root: Path, sizes: dict[str, int] | None = None, shuffler: bool = False):
         self.sizes = sizes or SIZES
+        self.shuffler = make_shuffler(root / MIXER) if shuffler else None
         self.folders = {site: root / site for site in self.sizes}
         self.keys = {site: make_site(self.folders[site], site, n) for site, n in self.sizes.items()}
         for site, folder in self.folders.items():
             peers = "\n".join(f'{name} = "{key.public}"' for name, key in self.keys.items() if name != site)
-            (folder / "guard.toml").write_text(POLICY.format(site=site, peers=peers))
+            known = "" if self.shuffler is None else f'{MIXER} = "{self.shuffler["key"]}"'
+            (folder / "guard.toml").write_text(POLICY.format(site=site, peers=peers, shufflers=known))
         self.roster = [signed_site_facts(folder) for folder in self.folders.values()]
-        self.guards: dict[str, Guard] = {}
+        if self.shuffler is not None:
+            self.folders[MIXER] = root / MIXER
+            self.keys[MIXER] = signing.Key.read(root / MIXER / KEY)
+            self.box = create_box(root / SERVER_KEY)
+        self.guards: dict[str, Office] = {}
 
     def document(self, config: Config | None = None, **changes: Any) -> Document:
-        tree = proposed(config or config_of(), self.roster, changes.pop("on_missing", "wait"))
+        shuffler = None
+        if self.shuffler is not None:
+            shuffler = {"facts": self.shuffler, "server_key": public_of(self.box)}
+        tree = proposed(config or config_of(), self.roster, changes.pop("on_missing", "wait"), shuffler)
         return Document(json.loads(json.dumps(tree | changes)))
 
     def approve(self, document: Document) -> list[dict[str, Any]]:
         return [approval.approve(folder, document) for folder in self.folders.values()]
 
-    def guard(self, site: str) -> Guard:
+    def guard(self, site: str) -> Any:
         if site not in self.guards:
-            self.guards[site] = Guard(self.folders[site])
+            self.guards[site] = (Mixer if site == MIXER else Guard)(self.folders[site])
         return self.guards[site]
 
     def end(self, site: str) -> None:

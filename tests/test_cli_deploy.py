@@ -89,7 +89,8 @@ def check_page(run: Path) -> None:
         with urlopen(f"http://127.0.0.1:{server.server_address[1]}/") as page:
             text = page.read().decode()
         server.shutdown()
-    assert "Round 4 of 4" in text and "<script>" not in text and "\x1b" not in text
+    assert "Round 4 of 4" in text and "1 spent of 1, delta 1e-05" in text and "1 of 4 reserved, 3 left" in text
+    assert "<script>" not in text and "\x1b" not in text
     for address in ("0.0.0.0:80", "example.org:80", "127.0.0.1:x", "127.0.0.1"):
         with pytest.raises(ConfigError, match=r"127\.0\.0\.1:PORT"):
             status.page_server(run, address)
@@ -119,6 +120,7 @@ def test_mistakes_are_one_line(sites, tmp_path):
         (("silo", "init", sites["north"], "--name", "../x", "--schema", tmp_path / "schema.toml", "--data", "x"), 2),
         (("plan", "propose", config_file(tmp_path), tmp_path / "other.json"), 1),
         (("status", tmp_path), 2),
+        (("status", tmp_path / "none", "--web", "127.0.0.1:0"), 2),
     ):
         told = silodp(*words, code=code)
         assert told.count("\n") == 1 and told.startswith(("error: ", "refused: ")), told

@@ -18,7 +18,8 @@ from silodp.deploy import approval, server, signing
 from silodp.deploy.certify import verified
 from silodp.deploy.desk import question_of
 from silodp.deploy.document import Document
-from silodp.deploy.guard import Guard, open_ledger, total_with
+from silodp.deploy.guard import Guard, total_with
+from silodp.deploy.office import open_ledger
 from silodp.deploy.policy import Denied, read_policy
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.server import CERTIFICATES, CHECKPOINT, MODEL, drive

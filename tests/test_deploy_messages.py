@@ -24,7 +24,7 @@ from silodp.channels.channel import SMALLEST_BOUND
 from silodp.channels.masks import Masks
 from silodp.config import Config
 from silodp.data import SiloData
-from silodp.deploy.coordinator import MessageFederation, set_up, stream_of_queries
+from silodp.deploy.coordinator import MessageFederation, set_up
 from silodp.deploy.links import SiloProcess
 from silodp.deploy.silo import SiloServer, reply, serve
 from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
@@ -504,7 +504,7 @@ def test_the_shuffler_waits_for_as_many_messages_as_are_accounted():
         ("spider", {}),
     ):
         plan = prepare(case(name, "shuffled", **options), made_data()).plan
-        terms = plan.channel.terms(plan.declared, stream_of_queries(plan))
+        terms = agreed_terms(plan)
         assert terms is not None
         (accounted,) = [s.releases.sampling for s in plan.spent(0) if s.releases.stream == "message"]
         asked = {"fused_value"} if "fused" in options else {"value", "difference"}
@@ -537,9 +537,10 @@ class Box:
     def __init__(self, invitation: dict[str, Any]) -> None:
         self.sent: list[str] = []
 
-    def submit(self, name: str, sealed: list[bytes]) -> None:
+    def submit(self, name: str, sealed: list[bytes]) -> dict[str, np.ndarray]:
         assert sealed
         self.sent.append(name)
+        return {}
 
 
 @pytest.mark.parametrize(

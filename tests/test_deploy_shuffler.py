@@ -3,6 +3,8 @@
 import json
 import random
 import secrets
+import socket
+import struct
 import subprocess
 import sys
 from itertools import pairwise
@@ -66,10 +68,9 @@ def test_batch_reports_duplicates_and_tampering():
     assert [reason.split(":")[0] for reason in opened.refused] == ["duplicate", "does not open", "wrong size"]
 
 
-def _shuffler(**changed: int) -> Shuffler:
+def _shuffler(shares: tuple[int, ...] = (3, 1, 0, 0, 0)) -> Shuffler:
     shuffler = Shuffler(SERVER, SILOS)
-    terms = {"sealed_size": 8, "messages": 4, "silos": 2, "quota": 3} | changed
-    shuffler.open(SERVER, "batch", Terms(**terms))
+    shuffler.open(SERVER, "batch", Terms(8, shares, sum(share > 0 for share in shares)))
     return shuffler
 
 
@@ -81,7 +82,7 @@ def _submit(shuffler: Shuffler, silo: int, count: int) -> None:
 def test_released_once_and_only_when_complete():
     shuffler = _shuffler()
     _submit(shuffler, 0, 3)
-    with pytest.raises(Refused, match="too few messages: 3 of 4"):
+    with pytest.raises(Refused, match="1 of 2 silos have not sent their whole share"):
         shuffler.release(SERVER, "batch")
     _submit(shuffler, 1, 1)
     assert len(shuffler.release(SERVER, "batch")) == 4
@@ -89,11 +90,19 @@ def test_released_once_and_only_when_complete():
         shuffler.release(SERVER, "batch")
 
 
-def test_distinct_silos_are_required():
-    shuffler = _shuffler(quota=10)
+def test_every_silos_whole_share_is_required():
+    """One silo cannot fill the place of another, and a last message that is missing is one too few."""
+    shuffler = _shuffler((10, 10, 0, 0, 0))
     _submit(shuffler, 0, 10)
-    with pytest.raises(Refused, match="too few silos: 1 of 2"):
+    with pytest.raises(Refused, match="over its share"):
+        _submit(shuffler, 0, 1)
+    _submit(shuffler, 1, 9)
+    with pytest.raises(Refused, match="1 of 2 silos"):
         shuffler.release(SERVER, "batch")
+    with pytest.raises(Refused, match="over its share: this silo has sent its 0"):
+        _submit(shuffler, 2, 1)
+    _submit(shuffler, 1, 1)
+    assert len(shuffler.release(SERVER, "batch")) == 20
 
 
 def test_refusals_have_reasons():
@@ -110,7 +119,7 @@ def test_refusals_have_reasons():
         with pytest.raises(Refused, match=reason):
             shuffler.submit(token, name, sealed)
     _submit(shuffler, 0, 2)
-    with pytest.raises(Refused, match="over quota"):
+    with pytest.raises(Refused, match="over its share"):
         _submit(shuffler, 0, 1)
     _submit(shuffler, 1, 1)
     shuffler.release(SERVER, "batch")
@@ -119,15 +128,20 @@ def test_refusals_have_reasons():
 
 
 def test_only_the_server_opens_and_releases_and_terms_stay():
-    shuffler = _shuffler()
+    shuffler, terms = _shuffler(), Terms(8, (1, 0, 0, 0, 0), 1)
     with pytest.raises(Refused, match="only the server"):
         shuffler.release(SILOS[0], "batch")
     with pytest.raises(Refused, match="only the server"):
-        shuffler.open(SILOS[0], "mine", Terms(8, 1, 1, 1))
+        shuffler.open(SILOS[0], "mine", terms)
     with pytest.raises(Refused, match="exists already"):
-        shuffler.open(SERVER, "batch", Terms(8, 1, 1, 9))
-    with pytest.raises(Refused, match="at most 5 silos"):
-        shuffler.open(SERVER, "huge", Terms(8, 1, 6, 9))
+        shuffler.open(SERVER, "batch", terms)
+    for shares in ((1,) * 6, (1,) * 4, (0,) * 5):
+        with pytest.raises(Refused, match="each of 5 silos"):
+            shuffler.open(SERVER, "huge", Terms(8, shares, 5))
+    for number in range(63):
+        shuffler.open(SERVER, f"{number}", terms)
+    with pytest.raises(Refused, match="too many batches"):
+        shuffler.open(SERVER, "one more", terms)
 
 
 def _order_correlation(released: list[bytes], arrived: list[bytes]) -> float:
@@ -136,7 +150,7 @@ def _order_correlation(released: list[bytes], arrived: list[bytes]) -> float:
 
 
 def test_order_of_release_says_nothing_about_order_of_arrival():
-    shuffler = _shuffler(messages=10_000, silos=5, quota=2000)
+    shuffler = _shuffler((2000,) * 5)
     # Arrival in the order of the content too: sorting instead of shuffling would show.
     arrived = [index.to_bytes(8, "big") for index in range(10_000)]
     for index, item in enumerate(arrived):
@@ -149,63 +163,72 @@ def test_order_of_release_says_nothing_about_order_of_arrival():
     assert _order_correlation(arrived, arrived) == pytest.approx(1)  # a missing shuffle would show
 
 
-def _request(kind: str, token: bytes | str, arrays: dict[str, np.ndarray] | None = None, **header: object) -> bytes:
-    told = token.hex() if isinstance(token, bytes) else token
-    return encode({"kind": kind, "token": told, "batch": "batch"} | header, arrays or {})
+def _request(kind: str, arrays: dict[str, np.ndarray] | None = None, **header: object) -> bytes:
+    return encode({"kind": kind, "batch": "batch"} | header, arrays or {})
 
 
-GOOD_TERMS = {"sealed_size": 8, "messages": 4, "silos": 2, "quota": 3}
+GOOD_TERMS = {"sealed_size": 8, "shares": [3, 1, 0, 0, 0], "silos": 2}
 
 
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
         (b"", "too short"),
-        (_request("submit", SILOS[0])[:20], "announced"),
-        (b"\x01\x00\x00\x00\xff" + _request("submit", SILOS[0]), "cannot be read"),
-        (_request("submit", "no hexadecimal"), "hexadecimal"),
-        (_request("shred", SILOS[0]), "unknown kind"),
-        (_request("submit", SILOS[0]), "rows of bytes"),
-        (_request("submit", SILOS[0], {"sealed": np.zeros((1, 2), np.float32)}), "rows of bytes"),
-        (_request("submit", SILOS[0], {"sealed": np.zeros(8, np.uint8)}), "rows of bytes"),
-        (_request("open", SERVER, batch="b"), "terms must be an object"),
-        (_request("open", SERVER, batch="b", terms=[]), "terms must be an object"),
-        (_request("open", SERVER, batch="b", terms={"quota": 1}), "terms must be an object"),
-        (_request("open", SERVER, batch="b", terms=GOOD_TERMS | {"more": 1}), "terms must be an object"),
-        (_request("open", SERVER, batch="b", terms=GOOD_TERMS | {"quota": float("inf")}), "terms must be an object"),
+        (_request("submit")[:20], "announced"),
+        (b"\x01\x00\x00\x00\xff" + _request("submit"), "cannot be read"),
+        (_request("shred"), "unknown kind"),
+        (_request("release"), "only the server"),
+        (_request("submit"), "rows of bytes"),
+        (_request("submit", {"sealed": np.zeros((1, 2), np.float32)}), "rows of bytes"),
+        (_request("submit", {"sealed": np.zeros(8, np.uint8)}), "rows of bytes"),
+        (_request("open", batch="b"), "terms must be an object"),
+        (_request("open", batch="b", terms=[]), "terms must be an object"),
+        (_request("open", batch="b", terms={"silos": 1}), "terms must be an object"),
+        (_request("open", batch="b", terms=GOOD_TERMS | {"more": 1}), "terms must be an object"),
+        (_request("open", batch="b", terms=GOOD_TERMS | {"silos": float("inf")}), "terms must be an object"),
+        (_request("open", batch="b", terms=GOOD_TERMS | {"shares": [3, -1, 0, 0, 0]}), "terms must be an object"),
     ],
 )
 def test_bad_frames_are_refused_and_not_fatal(request_, reason):
-    header, arrays = decode(answer(_shuffler(), request_))
+    header, arrays = decode(answer(_shuffler(), SILOS[0], request_))
     assert (header["kind"], arrays) == ("refused", {})
     assert reason in header["reason"]
 
 
 def test_good_frames_are_not_refused():
-    shuffler = _shuffler()
-    assert decode(answer(shuffler, _request("open", SERVER, batch="b", terms=GOOD_TERMS)))[0] == {"kind": "done"}
+    shuffler = _shuffler((2, 2, 0, 0, 0))
+    assert decode(answer(shuffler, SERVER, _request("open", batch="b", terms=GOOD_TERMS)))[0] == {"kind": "done"}
     for silo in range(2):
         sealed = np.full((2, 8), silo, np.uint8)
         sealed[1] += 2
-        done = answer(shuffler, _request("submit", SILOS[silo], {"sealed": sealed}))
+        done = answer(shuffler, SILOS[silo], _request("submit", {"sealed": sealed}))
         assert decode(done)[0] == {"kind": "done"}
-    header, arrays = decode(answer(shuffler, _request("release", SERVER)))
+    header, arrays = decode(answer(shuffler, SERVER, _request("release")))
     assert header == {"kind": "released"}
     assert sorted(arrays["sealed"][:, 0].tolist()) == [0, 1, 2, 3]
 
 
-LEAST = Terms(sealed_size=8, messages=4, silos=2, quota=3)
+AGREED = Terms(sealed_size=8, shares=(3, 1, 2, 2, 2), silos=3)
 
 
 def test_the_server_may_not_ask_for_less_than_the_plan():
-    shuffler = Shuffler(SERVER, SILOS, {"value": LEAST})
-    for weaker in ({"messages": 3}, {"silos": 1}, {"sealed_size": 7}, {"sealed_size": 9}):
-        with pytest.raises(Refused, match="terms weaker than the plan's"):
-            shuffler.open(SERVER, "0/value", LEAST._replace(**weaker))
+    """Nor for more: a larger share would let one silo fill a batch."""
+    shuffler = Shuffler(SERVER, SILOS, {"value": AGREED})
+    good = AGREED._replace(shares=(3, 1, 2, 0, 0))
+    for other in (
+        {"shares": (3, 1, 0, 0, 0), "silos": 2}, {"shares": (3, 1, 0, 0, 0)}, {"shares": (3, 1, 1, 0, 0)},
+        {"shares": (4, 1, 2, 0, 0)}, {"shares": (3, 1, 2, 2, 0), "silos": 4}, {"sealed_size": 7}, {"sealed_size": 9},
+    ):  # fmt: skip
+        with pytest.raises(Refused, match="terms other than the plan's"):
+            shuffler.open(SERVER, "0/value", good._replace(**other))
     with pytest.raises(Refused, match="the plan has no such query"):
-        shuffler.open(SERVER, "0/other", LEAST)
-    shuffler.open(SERVER, "0/value", LEAST)
-    shuffler.open(SERVER, "1/value", LEAST._replace(messages=5, silos=3))
+        shuffler.open(SERVER, "0/other", good)
+    shuffler.open(SERVER, "0/value", good)
+    shuffler.open(SERVER, "1/value", AGREED._replace(shares=(0, 0, 2, 2, 2)))
+
+
+def _stranger(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), 20)
 
 
 def test_as_a_process_of_its_own():
@@ -217,21 +240,26 @@ def test_as_a_process_of_its_own():
     )
     assert process.stdin is not None
     assert process.stdout is not None
+    agreed = {
+        "differences": Terms(BATCH.sealed_size, (12,) * 5, 5)._asdict(),
+        "others": Terms(8, (1,) * 5, 1)._asdict(),
+    }
     try:
-        parties = {"server": SERVER.hex(), "silos": [token.hex() for token in SILOS]}
+        parties = {"server": SERVER.hex(), "silos": [token.hex() for token in SILOS], "agreed": agreed}
         process.stdin.write(json.dumps(parties) + "\n")
         process.stdin.flush()
         port = int(process.stdout.readline())
+        check_strangers(port)
         with ShufflerClient(port, SERVER) as server:
-            server.open("differences", Terms(BATCH.sealed_size, 60, 5, 12))
+            server.open("differences", Terms(BATCH.sealed_size, (12,) * 5, 5))
             for silo, token in enumerate(SILOS):
                 with ShufflerClient(port, token) as client:
                     client.submit("differences", [_sealed(bytes([silo, record])) for record in range(11)])
                     client.submit("differences", [_sealed(bytes([silo, 11]))])
-                    with pytest.raises(Refused, match="over quota"):
+                    with pytest.raises(Refused, match="over its share"):
                         client.submit("differences", [_sealed(b"more")])
             released = server.release("differences", BATCH.sealed_size)
-            server.open("others", Terms(8, 1, 1, 1))
+            server.open("others", Terms(8, (1, 0, 0, 0, 0), 1))
             with ShufflerClient(port, SILOS[0]) as client:
                 client.submit("others", [b"12345678"])
             with pytest.raises(Refused, match="no batch of messages of 9 bytes"):
@@ -245,3 +273,18 @@ def test_as_a_process_of_its_own():
         process.stdin.close()
         assert process.wait(timeout=20) == 0
         process.stdout.close()
+
+
+def check_strangers(port: int) -> None:
+    """Without a token nothing is read; with one no more than the longest share; only so many are heard at a time."""
+    with _stranger(port) as wrong:
+        wrong.sendall(b"?" * TOKEN)
+        assert wrong.recv(1) == b""
+    with _stranger(port) as known:
+        known.sendall(SILOS[0] + struct.pack("<Q", 1 << 30))
+        assert known.recv(1) == b""
+    crowd = [_stranger(port) for _ in range(40)]
+    crowd[-1].settimeout(20)
+    assert crowd[-1].recv(1) == b""  # turned away at once
+    for each in crowd:
+        each.close()

@@ -172,7 +172,7 @@ def released(batches: Batches, own: list[int]) -> Batches:
     shuffler = Shuffler(server, tokens)
 
     def through(name: str, messages: Float[np.ndarray, "n d"]) -> list[np.ndarray]:
-        shuffler.open(server, name, Terms(4 * DIMENSION, len(messages), len(own), max(own)))
+        shuffler.open(server, name, Terms(4 * DIMENSION, tuple(own), len(own)))
         for token, message in zip(senders, messages, strict=True):
             shuffler.submit(token, name, message_bytes(message))
         return [message_vector(sealed, DIMENSION) for sealed in shuffler.release(server, name)]

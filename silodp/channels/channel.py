@@ -359,7 +359,7 @@ class ServerEnd:
         self.kept: Kept = lambda step, ask: ask()
 
     def expect(self, round: int, query: str, sent: Sequence[int], size: int) -> None:
-        """Before a question: how many records each silo answers for."""
+        """Before a question: how many records each silo answers for; 0: it is not asked."""
 
     def prepare(self, talk: Talk, present: Sequence[int]) -> list[int]:
         """What is said before a question; returns the silos that are asked."""

@@ -10,6 +10,8 @@ shuffler from adding messages of its own or dropping some; the certificate's col
 what is left then.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,12 +27,23 @@ OVERHEAD = 32 + 16 + _LENGTH  # encapsulated key, authentication tag, length
 
 
 class Terms(NamedTuple):
-    """What was agreed for a batch."""
+    """What was agreed for a batch: it is whole when every silo in it has sent its whole share, no less and no more."""
 
     sealed_size: int  # bytes of every message
-    messages: int  # fewest messages to release
-    silos: int  # fewest distinct silos among their senders
-    quota: int  # most messages of one silo
+    shares: tuple[int, ...]  # messages of each silo; 0: it is not in this batch
+    silos: int  # of all these, in one batch
+
+    @property
+    def messages(self) -> int:
+        """The fewest in a batch."""
+        return sum(sorted(share for share in self.shares if share)[: self.silos])
+
+    def allow(self, batch: Terms) -> bool:
+        """Whether a batch is one of those: as many silos, each with its whole share or not in it."""
+        if batch.sealed_size != self.sealed_size or len(batch.shares) != len(self.shares):
+            return False
+        whole = all(share in (0, own) for share, own in zip(batch.shares, self.shares, strict=True))
+        return whole and batch.silos == sum(share > 0 for share in batch.shares) == self.silos
 
 
 class Batch(NamedTuple):
@@ -90,3 +103,15 @@ def open_batch(sealed: Sequence[bytes], key: X25519PrivateKey, batch: Batch) -> 
         except Refused as reason:
             opened.refused.append(str(reason))
     return opened
+
+
+def wrapped(data: bytes, key: X25519PublicKey, info: bytes) -> bytes:
+    """Bytes for the holder of a private key, bound to what both know."""
+    return _SUITE.encrypt(data, key, info=info)
+
+
+def unwrapped(data: bytes, key: X25519PrivateKey, info: bytes) -> bytes:
+    try:
+        return _SUITE.decrypt(data, key, info=info)
+    except (InvalidTag, ValueError) as error:
+        raise Refused("does not open: changed on the way, or wrapped for something else") from error

@@ -217,14 +217,14 @@ class Shuffled(Channel):
             raise Refused(f"streams {[s.name for s in passing]}: the plan has no further message in this round")
 
     def terms(self, declared: Declared, asks: Mapping[str, str]) -> dict[str, Terms] | None:
-        """What hides a record by the plan: no batch with fewer messages or silos may be released."""
+        """What hides a record by the plan: no batch without a silo's whole share may be released."""
         passing = {s.name: s for s in declared.streams[0] if not s.local}
         return {query: self._terms(declared, passing[name]) for query, name in asks.items() if name in passing}
 
     def _terms(self, declared: Declared, stream: Stream) -> Terms:
         each = [round(stream.batch.divisor(n)) for n in declared.facts.sizes]
         size = sealed_size(known_dimension(declared, stream.name))
-        return Terms(size, int(declared.facts.fewest(each)), declared.facts.answering, max(each))
+        return Terms(size, tuple(each), declared.facts.answering)
 
     def silo_end(
         self, declared: Declared, index: int, agreed: bytes, shuffler: Any, seed: int | None = None
@@ -262,8 +262,8 @@ class Courier(SiloEnd):
     def send(self, round: int, query: str, message: PyTree, asked: bytes = b"") -> Packed:
         messages = np.asarray(message)
         batch = batch_of(round, query, messages.shape[1])
-        self.shuffler.submit(batch.name, [seal(message_bytes(each), self.server_key, batch) for each in messages])
-        return Packed({}, {})
+        sealed = [seal(message_bytes(each), self.server_key, batch) for each in messages]
+        return Packed({}, self.shuffler.submit(batch.name, sealed))
 
 
 class Opener(ServerEnd):
@@ -275,13 +275,13 @@ class Opener(ServerEnd):
 
     def expect(self, round: int, query: str, sent: Sequence[int], size: int) -> None:
         self.batch = batch_of(round, query, size)
-        terms = Terms(self.batch.sealed_size, sum(sent), len(sent), max(sent))
-        self.shuffler.open(self.batch.name, terms)
+        self.shuffler.open(self.batch.name, Terms(self.batch.sealed_size, tuple(sent), sum(n > 0 for n in sent)))
 
     def mean(
         self, packed: Sequence[Packed], weights: Float[Array, " m"], accounts: Account, randomness: Randomness
     ) -> tuple[Vector, Account]:
-        sealed = self.shuffler.release(self.batch.name, self.batch.sealed_size)
+        carried = [each.arrays for each in packed]
+        sealed = self.shuffler.release(self.batch.name, self.batch.sealed_size, carried)
         opened = open_batch(sealed, self.shuffler.private_key, self.batch)
         if opened.refused:
             raise Refused(f"batch {self.batch.name}: {len(opened.refused)} messages refused ({opened.refused[0]})")

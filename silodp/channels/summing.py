@@ -205,7 +205,7 @@ class SumEnd(ServerEnd):
         self.keys: dict[int, dict[int, bytes]] = {}
 
     def expect(self, round: int, query: str, sent: Sequence[int], size: int) -> None:
-        self.round, self.query, self.size, self.silos = round, query, size, len(sent)
+        self.round, self.query, self.size, self.silos = round, query, size, sum(n > 0 for n in sent)
 
     def prepare(self, talk: Talk, present: Sequence[int]) -> list[int]:
         if not self.missing:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from silodp.deploy.document import Document, approval
-from silodp.deploy.guard import KEY, check_plan, open_ledger, total_with
-from silodp.deploy.policy import read_policy
+from silodp.deploy.guard import check_plan, total_with
+from silodp.deploy.mixer import check_shuffled_plan
+from silodp.deploy.office import KEY, open_ledger
+from silodp.deploy.policy import is_shuffler, operators_file, read_policy
 from silodp.deploy.signing import Key, canonical, read_document, words
 from silodp.digits import rounded_up
 from silodp.errors import ConfigError
@@ -21,6 +23,8 @@ def load(path: Path) -> Document:
 
 def screen(folder: Path, document: Document) -> str:
     """Everything that an operator decides on. The plan is checked first: what is refused is not shown as if it were."""
+    if is_shuffler(folder):
+        return shufflers_screen(folder, document)
     policy, key, ledger = read_policy(folder), Key.read(folder / KEY), open_ledger(folder)
     try:
         check_plan(policy, key, ledger, document)
@@ -41,6 +45,7 @@ def screen(folder: Path, document: Document) -> str:
         f"  with         {', '.join(others) or 'nobody else'}",
         f"  seen by others   {plan.channel.sees}",
         f"  if they collude  {plan.channel.if_others_collude}",
+        *([] if document.shuffler is None else [f"  shuffled by  {document.shuffler.site}"]),
         "",
         f"  this run     {level} for every record (calculated here)",
         f"  before       epsilon {rounded_up(before) if before else 0} of all earlier runs",
@@ -53,6 +58,24 @@ def screen(folder: Path, document: Document) -> str:
     return "\n".join(lines)
 
 
+def shufflers_screen(folder: Path, document: Document) -> str:
+    """For the operator of a shuffler, who has no records to protect and others' to hide."""
+    terms = check_shuffled_plan(folder, document)
+    facts = document.plan.facts
+    batch = max(terms.values(), key=lambda each: each.messages)
+    lines = [
+        f"Plan of run {document.run}",
+        "",
+        f"  shuffled for {', '.join(document.sites)}",
+        f"  rounds       {facts.rounds}; a batch has {batch.messages} messages of {batch.sealed_size} bytes",
+        "  you promise  to keep to yourself which message came from which site, and to release whole batches only",
+        "",
+        "  fingerprint  compare it with the sites, by telephone:",
+        *(f"               {line}" for line in grouped(document.words)),
+    ]
+    return "\n".join(lines)
+
+
 def grouped(text: str, each: int = 4) -> list[str]:
     parts = text.split()
     return [" ".join(parts[i : i + each]) for i in range(0, len(parts), each)]
@@ -60,13 +83,16 @@ def grouped(text: str, each: int = 4) -> list[str]:
 
 def approve(folder: Path, document: Document) -> dict[str, Any]:
     """Sign, and let the guard know."""
-    policy, key, ledger = read_policy(folder), Key.read(folder / KEY), open_ledger(folder)
+    key, ledger = Key.read(folder / KEY), open_ledger(folder)
     try:
-        check_plan(policy, key, ledger, document)
+        if is_shuffler(folder):
+            check_shuffled_plan(folder, document)
+        else:
+            check_plan(read_policy(folder), key, ledger, document)
         ledger.approve(document.fingerprint, document.run, canonical(document.tree))
     finally:
         ledger.close()
-    return approval(key, policy.site, document)
+    return approval(key, operators_file(folder).site, document)
 
 
 def revoke(folder: Path, wanted: str) -> str:
@@ -90,6 +116,9 @@ def show(document: Document) -> str:
         level = f"epsilon {rounded_up(plan.epsilon(i))}" if plan.private else "not private"
         key = " ".join(words(document.keys[site]).split()[:4])
         lines.append(f"  {site}: {facts.sizes[i]} records, {level}; key {key} ...")
+    if document.shuffler is not None:
+        key = " ".join(words(document.shuffler.key).split()[:4])
+        lines.append(f"  {document.shuffler.site}: shuffles; key {key} ...")
     delta = rounded_up(plan.config.privacy.delta)
     lines += [f"  {facts.rounds} rounds, {facts.parameters} parameters, delta {delta}", "fingerprint:"]
     return "\n".join([*lines, *(f"  {line}" for line in grouped(document.words))])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from silodp.deploy.signing import Key, opened, words
 from silodp.deploy.spending import epsilon_over, read
+from silodp.deploy.wire import plain
 from silodp.digits import rounded_up, several
 from silodp.errors import Refused
 from silodp.privacy import accountant
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from silodp.deploy.ledger import Ledger
     from silodp.deploy.policy import Policy
 
-CERTIFICATE = "certificate"
+CERTIFICATE, SHUFFLED = "certificate", "shuffled"
 TOLD = {
     "site", "run", "plan", "epsilon", "delta", "releases", "sees", "collusion", "model", "total_epsilon", "total_delta",
     "runs", "ledger", "date", "versions",
 }  # fmt: skip
+SHUFFLER_TOLD = {"site", "run", "plan", "batches", "ledger", "date", "versions"}
 
 
 def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document, model: Any) -> dict[str, Any]:
@@ -53,26 +55,60 @@ def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document,
 
 def verified(certificates: Sequence[Any], document: Document | None = None) -> list[str]:
     """A line for each certificate, if all are signed, belong to one run, and state no less than they count."""
-    lines, plans = [], set()
-    for statement in certificates:
-        body, key = opened(CERTIFICATE, statement)
-        if body.keys() != TOLD:
-            raise Refused("certificate: not as a guard writes it")
-        recounted = accountant.epsilon(read(body["releases"]), body["delta"])
-        if not body["epsilon"] >= recounted * (1 - 1e-6):
-            raise Refused(f"certificate of {body['site']}: its releases come to epsilon {rounded_up(recounted)}")
-        if document is not None and document.keys.get(body["site"]) != key:
-            raise Refused(f"certificate of {body['site']}: signed with another key than the plan's")
-        plans.add((body["run"], body["plan"], body["model"]))
-        promise = f"({rounded_up(body['epsilon'])}, {rounded_up(body['delta'])})-DP in this run"
-        total = (
-            f"{rounded_up(body['total_epsilon'])} over {several(body['runs'], 'run')} at delta {body['total_delta']:g}"
-        )
-        lines.append(f"{body['site']}: {promise}, epsilon {total}; key {words(key)[:40]}...")
+    of_sites = [statement for statement in certificates if not is_shufflers(statement)]
+    told = [opened_certificate(statement, document) for statement in of_sites]
+    plans = {(body["run"], body["plan"], body["model"]) for body, _ in told}
     if len(plans) > 1:
         raise Refused("certificates: of different runs, plans or models")
+    lines, sites = [said(body, key) for body, key in told], {body["site"] for body, _ in told}
+    for statement in filter(is_shufflers, certificates):
+        body = opened_statement(statement, document)
+        if (body["run"], body["plan"]) not in {(run, plan) for run, plan, _ in plans}:
+            raise Refused(f"statement of {plain(body['site'])}: of another run")
+        sites.add(body["site"])
+        lines.append(f"{plain(body['site'])}: shuffled {body['batches']} batches, each with every site's whole share")
     if document is not None:
-        missing = set(document.sites) - {statement["body"]["site"] for statement in certificates}
+        missing = document.parties.keys() - sites
         if missing or {plan for _, plan, _ in plans} != {document.fingerprint}:
             raise Refused(f"certificates: not those of this plan, or missing: {', '.join(sorted(missing)) or 'none'}")
     return lines
+
+
+def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[str, Any], str]:
+    """What a site's guard has signed, if it counts no more than it states."""
+    body, key = opened(CERTIFICATE, statement)
+    if body.keys() != TOLD or not all(isinstance(body[name], str) for name in ("site", "run", "plan")):
+        raise Refused("certificate: not as a guard writes it")
+    site = plain(body["site"])
+    try:
+        recounted = accountant.epsilon(read(body["releases"]), body["delta"])
+        right = body["epsilon"] >= recounted * (1 - 1e-6)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+        raise Refused(f"certificate of {site}: its releases are none") from None
+    if not right:
+        raise Refused(f"certificate of {site}: its releases come to epsilon {rounded_up(recounted)}")
+    if document is not None and document.keys.get(body["site"]) != key:
+        raise Refused(f"certificate of {site}: signed with another key than the plan's")
+    return body, key
+
+
+def said(body: Mapping[str, Any], key: str) -> str:
+    promise = f"({rounded_up(body['epsilon'])}, {rounded_up(body['delta'])})-DP in this run"
+    runs = several(body["runs"], "run")
+    total = f"{rounded_up(body['total_epsilon'])} over {runs} at delta {body['total_delta']:g}"
+    return f"{plain(body['site'])}: {promise}, epsilon {total}; key {words(key)[:40]}..."
+
+
+def is_shufflers(statement: Any) -> bool:
+    """Whether it says how a shuffler worked, rather than what a site released."""
+    body = statement.get("body") if isinstance(statement, dict) else None
+    return isinstance(body, dict) and "batches" in body
+
+
+def opened_statement(statement: Any, document: Document | None) -> dict[str, Any]:
+    body, key = opened(SHUFFLED, statement)
+    if body.keys() != SHUFFLER_TOLD or not all(isinstance(body[name], str) for name in ("site", "run", "plan")):
+        raise Refused("statement: not as a shuffler writes it")
+    if document is not None and (document.shuffler is None or document.shuffler.key != key):
+        raise Refused(f"statement of {plain(body['site'])}: it is not signed by the plan's shuffler")
+    return body

@@ -24,6 +24,7 @@ from silodp.core import Algorithm
 from silodp.deploy.links import Answer as Told
 from silodp.deploy.links import Link, ShufflerProcess, SiloProcess
 from silodp.deploy.recorded import Recorded
+from silodp.deploy.shuffling import agreed_terms
 from silodp.deploy.wire import Late
 from silodp.errors import Gone, Refused
 from silodp.parse import named_parts, parse_config
@@ -33,10 +34,6 @@ from silodp.releases import Account, Answer, Public, Tally, Vector
 
 Records = Mapping[str, np.ndarray]  # of one silo: every array by its path, features... and targets...
 LARGEST = 1e30  # of numbers in an answer: no clipped mean is that long, and float32 would lose its squares
-
-
-def stream_of_queries(plan: Plan) -> dict[str, str]:
-    return {query: plan.algorithm.stream_of(query) for query in plan.algorithm.queries}
 
 
 def portable(config: Config) -> Config:
@@ -67,7 +64,7 @@ def joined(
     plan: Plan, silos: Sequence[Link], records: Sequence[Records], seed: int | None
 ) -> Iterator[MessageFederation]:
     """A federation of silos that are running already."""
-    terms = plan.channel.terms(plan.declared, stream_of_queries(plan))
+    terms = agreed_terms(plan)
     with ExitStack() as stack:
         shuffler = None if terms is None else stack.enter_context(ShufflerProcess(len(silos), terms))
         set_up(silos, plan, records, seed, shuffler)
@@ -167,7 +164,8 @@ class MessageFederation:
         stream = self.plan.algorithm.stream_of(name)
         if stream in self.plan.sizes:
             each = self.plan.declared.divisors(stream)
-            self.end.expect(self.round, name, [round(each[i]) for i in self.present], self.plan.sizes[stream])
+            sent = [round(own) if i in self.present else 0 for i, own in enumerate(each)]
+            self.end.expect(self.round, name, sent, self.plan.sizes[stream])
         asked = self._summed if self.end.missing else self._asked
         present, packed = asked(name, public, stream)
         weights = jnp.asarray(np.asarray(self.plan.facts.weights)[present], jnp.float32)
@@ -252,6 +250,8 @@ class MessageFederation:
         try:
             with np.errstate(over="ignore"):  # what is too large is told below
                 value, accounts = self.end.mean(packed, weights, accounts, self.randomness)
+        except Gone:  # a shuffler that does not answer
+            raise
         except MALFORMED as error:
             raise Refused(f"round {self.round}: the answers do not fit together ({type(error).__name__})") from None
         if not float(jnp.max(jnp.abs(value), initial=0.0)) <= LARGEST:  # also of NaN

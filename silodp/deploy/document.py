@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from silodp.config import Config
+from silodp.deploy.shuffling import Shuffling, agreed_terms
 from silodp.deploy.signing import Key, canonical, digest, opened, words
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
@@ -21,7 +22,7 @@ from silodp.plan.parts import trained_model
 from silodp.plan.plan import Plan
 
 FORMAT, FACTS, APPROVAL = "plan", "facts", "approval"  # purposes of fingerprints and signatures
-KEYS = {"format", "run", "plan", "roster", "epsilon", "delta", "on_missing", "versions"}
+KEYS = {"format", "run", "plan", "roster", "shuffler", "epsilon", "delta", "on_missing", "versions"}
 TOLD = {"site", "records", "record", "outputs", "task", "schema", "versions"}
 PACKAGES = ("silodp", "jax", "jaxlib", "numpy", "equinox", "dp-accounting", "cryptography")
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")  # also a certificate's and a folder's name
@@ -71,8 +72,13 @@ def joint_facts(roster: Sequence[Any]) -> Facts:
     return Facts(sizes, tuple(names), first["record"], first["outputs"], first["task"])
 
 
-def proposed(config: Config, roster: Sequence[Any], on_missing: str = "wait") -> dict[str, Any]:
-    """The document of a config for these sites: choices made, noise calibrated. Nothing is known of a record."""
+def proposed(
+    config: Config, roster: Sequence[Any], on_missing: str = "wait", shuffler: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The document of a config for these sites: choices made, noise calibrated. Nothing is known of a record.
+
+    `shuffler`: its signed facts, and the server's key that messages are sealed to, where the trust model has one.
+    """
     if config.data.preprocess:
         raise ConfigError("data.preprocess: sites encode their records by the schema; leave it out")
     tree = config.model_dump(exclude_unset=True) | {"data": {}}
@@ -80,11 +86,15 @@ def proposed(config: Config, roster: Sequence[Any], on_missing: str = "wait") ->
     asked, facts = parse_config(tree), joint_facts(roster)
     plan = planned(asked, facts)
     check_missing(plan, on_missing)
+    if (agreed_terms(plan) is None) != (shuffler is None):
+        needs = "no shuffler" if shuffler is not None else "a shuffler; give its facts with --shuffler"
+        raise ConfigError(f"privacy.trust = {config.privacy.trust!r}: this plan needs {needs}")
     return {
         "format": FORMAT,
         "run": secrets.token_hex(16),
         "plan": plan.to_json(),
         "roster": list(roster),
+        "shuffler": None if shuffler is None else dict(shuffler),
         "epsilon": [plan.epsilon(i) for i in range(facts.silos)] if plan.private else None,
         "delta": plan.config.privacy.delta,
         "on_missing": on_missing,
@@ -130,6 +140,8 @@ class Document:
         if not isinstance(self.tree["roster"], list):
             raise Refused("plan: roster must be a list")
         joint_facts(self.tree["roster"])  # signed by their sites, and alike
+        if self.shuffler is not None and {self.shuffler.site, self.shuffler.key} & {*self.keys, *self.keys.values()}:
+            raise Refused("plan: its shuffler is one of the sites")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -156,6 +168,15 @@ class Document:
         """Public keys by site."""
         return dict(zip(self.sites, (statement["key"] for statement in self.tree["roster"]), strict=True))
 
+    @cached_property
+    def shuffler(self) -> Shuffling | None:
+        return None if self.tree["shuffler"] is None else Shuffling.read(self.tree["shuffler"])
+
+    @property
+    def parties(self) -> dict[str, str]:
+        """Public keys of all who sign: the sites, and the shuffler if there is one."""
+        return self.keys | ({} if self.shuffler is None else {self.shuffler.site: self.shuffler.key})
+
     @property
     def waits(self) -> bool:
         return self.tree["on_missing"] == "wait"
@@ -173,6 +194,8 @@ class Document:
         if plan.facts != own.facts:
             raise Refused("plan: its facts are not those that the sites have signed")
         check_missing(own, self.tree["on_missing"])
+        if (agreed_terms(own) is None) != (self.shuffler is None):
+            raise Refused("plan: a shuffler that it does not need, or none where it needs one")
         self._check_noise(plan, own)
         return plan
 
@@ -201,7 +224,7 @@ def approval(key: Key, site: str, document: Document) -> dict[str, Any]:
 
 
 def check_approvals(document: Document, approvals: Any) -> None:
-    """Every site of the plan must have signed this very fingerprint with the key of its facts."""
+    """Every site of the plan, and its shuffler, must have signed this very fingerprint with the key of its facts."""
     if not isinstance(approvals, list):
         raise Refused("approvals: must be a list")
     signed = {}
@@ -209,6 +232,6 @@ def check_approvals(document: Document, approvals: Any) -> None:
         body, key = opened(APPROVAL, statement)
         if body == {"site": body.get("site"), "run": document.run, "fingerprint": document.fingerprint}:
             signed[body["site"]] = key
-    missing = [site for site, key in document.keys.items() if signed.get(site) != key]
+    missing = [site for site, key in document.parties.items() if signed.get(site) != key]
     if missing:
         raise Refused(f"approvals: {', '.join(missing)} has not signed this plan")

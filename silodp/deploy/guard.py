@@ -11,11 +11,6 @@ same fingerprint, and the site's policy and ledger allow it. A refusal is a code
 
 from __future__ import annotations
 
-import fcntl
-import os
-import sqlite3
-import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,79 +18,42 @@ from typing import Any
 from silodp.deploy import policy as rules
 from silodp.deploy import signing
 from silodp.deploy.certify import certificate_of
-from silodp.deploy.desk import Desk, Dropped, Repeated
-from silodp.deploy.document import Document, check_approvals, versions
-from silodp.deploy.ledger import Closed, Ledger
+from silodp.deploy.desk import Desk
+from silodp.deploy.document import Document, versions
+from silodp.deploy.ledger import Ledger
+from silodp.deploy.office import KEY, Office
 from silodp.deploy.policy import Denied, check_document, read_policy
+from silodp.deploy.shuffling import Outbox
 from silodp.deploy.sites import own_facts, read_records
 from silodp.deploy.spending import epsilon_over, read
 from silodp.deploy.vouch import Vouch
-from silodp.deploy.wire import decode, encode
-from silodp.errors import ConfigError, Refused, Undecided
+from silodp.deploy.wire import encode
+from silodp.errors import ConfigError, Refused
+from silodp.privacy import accountant
 
-KEY = "key"  # the file of the site's private key
 
-
-class Guard:
+class Guard(Office):
     """One site: policy, ledger, records, and the run that is answered."""
 
+    policy: rules.Policy
+
     def __init__(self, folder: Path):
-        self.folder, self.lock = folder, threading.Lock()
-        self.held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self.held)
-            raise ConfigError(f"{folder}: another guard works here; two would answer twice") from None
-        self.policy, self.key = read_policy(folder), signing.Key.read(folder / KEY)
-        self.ledger = open_ledger(folder)
+        super().__init__(folder, read_policy(folder))
         self.desk: Desk | None = None
 
-    def close(self) -> None:
-        self.ledger.close()
-        os.close(self.held)
-
-    def reply(self, data: bytes) -> bytes:
-        """One request and its answer. Nothing that is sent ends a guard, and no text of an error leaves it."""
-        with self.lock:
-            try:
-                return self._reply(data)
-            except Undecided as error:  # nothing was spent, and the two grids are public
-                return encode({"kind": "grid", "exponents": list(error.either)}, {})
-            except Denied as error:
-                return self._refused(error.code, str(error))
-            except (Repeated, Dropped) as error:
-                return self._refused("repeated", str(error))
-            except Closed as error:
-                return self._refused("run", str(error))
-            except (sqlite3.Error, OSError) as error:
-                return self._refused("disk", f"{type(error).__name__}: {error}")
-            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-                return self._refused("question", f"{type(error).__name__}: {error}")
-            except Exception as error:
-                return self._refused("fault", type(error).__name__)
-
-    def _refused(self, code: str, detail: str) -> bytes:
+    def _forget(self) -> None:
         if self.desk is not None and self.desk.ahead:
             self.desk = None  # what is in memory is ahead of the disk: it is read again
-        try:
-            self.ledger.refused(code, detail)
-        except sqlite3.Error as error:  # a full disk refuses this line too
-            print(f"guard: a refusal could not be noted ({error})", file=sys.stderr, flush=True)
-        return encode({"kind": "refused", "code": code, "reason": rules.SENTENCES[code]}, {})
 
     def _reply(self, data: bytes) -> bytes:
-        if len(data) > self.policy.limits.message_bytes:
-            raise Denied("message")
-        try:
-            header, arrays = decode(data)
-        except Refused:
-            raise Denied("message") from None
+        header, arrays = self._message(data)
         kind = header.get("kind")
         if kind == "plan":
             return self._plan(header)
         if kind == "certificate":
             return self._certificate(header)
+        if kind == "budget":
+            return self._budget(str(header.get("run")))
         if kind not in ("keys", "leave", "start", "sum", "ask", "local", "account"):
             raise Denied("kind")
         return self._desk(header.get("run")).ask(header, arrays)
@@ -103,22 +61,10 @@ class Guard:
     # --- plans --------------------------------------------------------------------------------------------
 
     def _plan(self, header: Mapping[str, Any]) -> bytes:
-        document = self._document(header.get("document"))
-        if not self.ledger.approved(document.fingerprint):
-            raise Denied("not-approved")
-        try:
-            check_approvals(document, header.get("approvals"))
-        except Refused:
-            raise Denied("not-signed") from None
+        document = self._agreed(header)
         desk = self._open(document)
         told = desk.silo.ready() | {"fingerprint": document.fingerprint, "round": desk.silo.round}
         return encode(told | {"ledger": list(self.ledger.head)}, {})
-
-    def _document(self, text: Any) -> Document:
-        try:
-            return Document(signing.read_document(str(text).encode()))
-        except (Refused, ConfigError, UnicodeError, LookupError, TypeError):
-            raise Denied("document") from None
 
     def _desk(self, run: Any) -> Desk:
         """The desk of a run that has begun here: the one in memory, or after a restart the one on the disk."""
@@ -154,11 +100,32 @@ class Guard:
         index = document.sites.index(self.policy.site)
         setup = {"plan": document.tree["plan"], "index": index, "seed": None, "shuffler": None}
         vouch = Vouch(self.key, document)
+        outbox = None if document.shuffler is None else Outbox(self.key, document, index)
         try:
-            silo = SiloServer(setup, read_records(self.policy, self.folder).named(), vouch)
+            silo = SiloServer(setup, read_records(self.policy, self.folder).named(), vouch, outbox)
         except ConfigError:
             raise Denied("data") from None
         return Desk(self.ledger, document.run, document.fingerprint, silo, vouch)
+
+    # --- budget -------------------------------------------------------------------------------------------
+
+    def _budget(self, run: str) -> bytes:
+        """Spent and left, as this site's own ledger says it, if its operator wants the server to know. It depends on
+        plans and counts, never on a record."""
+        found = self.ledger.run(run)
+        if found is None:
+            raise Denied("run")
+        if not self.policy.tell_budget:
+            return encode({"kind": "budget"}, {})
+        delta, limits = found_delta(self.ledger, run), self.policy.limits
+        told = {
+            "run_spent": accountant.epsilon(read(found.counted), delta),
+            "run_reserved": accountant.epsilon(read(found.reserved), delta),
+            "total": total_with(self.policy, self.ledger),
+            "limit": limits.total_epsilon,
+            "delta": limits.total_delta,
+        }
+        return encode({"kind": "budget", "budget": told}, {})
 
     # --- certificates -------------------------------------------------------------------------------------
 
@@ -175,9 +142,10 @@ class Guard:
         return encode({"kind": "certificate", "certificate": signed}, {})
 
 
-def open_ledger(folder: Path) -> Ledger:
-    policy = read_policy(folder)
-    return Ledger(folder / "ledger.db", folder / policy.counter)
+def found_delta(ledger: Ledger, run: str) -> float:
+    kept = ledger.document(run)
+    assert kept is not None  # a run begins with an approved plan
+    return float(signing.read_document(kept)["delta"])
 
 
 def check_plan(policy: rules.Policy, key: signing.Key, ledger: Ledger, document: Document) -> None:

@@ -1,4 +1,4 @@
-"""The guard as a process: `python -m silodp.deploy.guarding DIR`. It opens no network socket."""
+"""A guard, of a site or a shuffler, as a process: `python -m silodp.deploy.guarding DIR`. It opens no network port."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 from silodp import registry
+from silodp.cache import keep_programs
 from silodp.deploy.guard import Guard
 from silodp.deploy.listen import Listener
+from silodp.deploy.mixer import Mixer
+from silodp.deploy.policy import is_shuffler, socket_of
 from silodp.errors import ConfigError
-
-SOCKET = Path("run") / "guard.sock"
 
 
 def serve(folder: Path) -> None:
@@ -21,10 +22,14 @@ def serve(folder: Path) -> None:
     # What is proven of sums holds for products in float32; accelerators round them to less unless they are told.
     jax.config.update("jax_default_matmul_precision", "highest")
     os.umask(0o077)
-    guard = Guard(folder)
-    registry.close(guard.policy.limits.outside)
+    guard = Mixer(folder) if is_shuffler(folder) else Guard(folder)
+    outside = guard.policy.limits.outside if isinstance(guard, Guard) else []
+    registry.close(outside)
+    if not outside:  # what is the library's own takes records as arguments
+        keep_programs()
     user = os.getuid() if guard.policy.relay_uid is None else guard.policy.relay_uid
-    listener = Listener(folder / SOCKET, user, guard.reply, guard.policy.limits.message_bytes)
+    largest = guard.policy.limits.message_bytes
+    listener = Listener(socket_of(folder, guard.policy), user, guard.reply, largest)
     signal.signal(signal.SIGTERM, lambda *_: listener.close())
     print(f"guard of {guard.policy.site} ready", flush=True)
     try:

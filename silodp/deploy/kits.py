@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silodp.deploy.files import write_whole
-from silodp.deploy.guarding import SOCKET
-from silodp.deploy.signing import canonical
+from silodp.deploy.crew import Crew
+from silodp.deploy.files import private_files, write_whole
+from silodp.deploy.policy import is_shuffler, operators_file, read_policy, socket_of
+from silodp.deploy.signing import SERVER_KEY, canonical
 from silodp.errors import ConfigError, Refused
 
 if TYPE_CHECKING:
@@ -56,19 +57,28 @@ def project_file(host: str, port: int, sites: Sequence[str]) -> str:
     return head + server + clients + admin + BUILDERS
 
 
-def provision(folder: Path, host: str, port: int, sites: Sequence[str]) -> dict[str, Path]:
-    """CA, and a hardened kit for every party, by its name."""
+def begin_provision(folder: Path, host: str, port: int, parties: Sequence[str]) -> subprocess.Popen[str]:
+    """Let the engine make a CA and kits; it takes some seconds, in which others can work."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "project.yml").write_text(project_file(host, port, sites), encoding="utf-8")
+    (folder / "project.yml").write_text(project_file(host, port, parties), encoding="utf-8")
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "made"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def end_provision(making: subprocess.Popen[str], folder: Path, host: str) -> dict[str, Path]:
+    """A hardened kit for every party, by its name."""
+    told, _ = making.communicate(timeout=300)
     made = folder / "made" / PROJECT / "prod_00"
-    if done.returncode or not made.is_dir():
-        raise ConfigError(f"{folder}: nvflare could not make the kits: {done.stderr.strip()[-300:]}")
+    if making.returncode or not made.is_dir():
+        raise ConfigError(f"{folder}: nvflare could not make the kits: {told.strip()[-300:]}")
     kits = {kit.name: kit for kit in made.iterdir() if kit.is_dir()}
-    harden_server(kits[host])
-    for site in sites:
-        harden_site(kits[site])
+    for name, kit in kits.items():
+        if name == host:
+            harden_server(kit)
+        elif name != ADMIN:
+            harden_site(kit)
     return kits
 
 
@@ -164,23 +174,57 @@ def check_engine() -> None:
 
 
 def join_site(folder: Path, kit: Path) -> Path:
-    """The kit in the site's folder, hardened, with the way to its guard."""
-    place = folder / "kit"
+    """The kit in the operator's folder, hardened, with the way to its guard; and how the relay is started."""
+    from silodp.deploy import units
+
+    place, shuffles = folder / "kit", is_shuffler(folder)
     if place.exists():
         raise ConfigError(f"{place}: this site has joined already")
+    if kit.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"--kit {kit}: lies in the guard's folder, which the relay must not see; move it out")
     harden_site(kit)
-    connect(kit, folder / SOCKET)
+    connect(kit, socket_of(folder, operators_file(folder)))
     place.symlink_to(kit.resolve())
+    write_whole(folder / units.RELAY_FILE, units.relay_unit(folder, kit).encode())
+    data = [] if shuffles else [folder / file for file in read_policy(folder).data.files]
+    command = units.SHUFFLER_COMMAND if shuffles else units.SILO
+    write_whole(folder / units.COMPOSE_FILE, units.compose(folder, command, data, kit).encode())
     return place
 
 
-def relay_process(folder: Path) -> None:
-    """Become the relay; a kit that allows more than it needs is not started."""
-    check_engine()
-    kit = (folder / "kit").resolve()
+def kit_of(place: Path) -> Path:
+    """A kit, or the kit of an operator's folder; one that allows more than it needs is not started."""
+    kit = (place / "kit" if (place / "kit").exists() else place).resolve()
     if not hardened(kit):
-        raise ConfigError(f"{kit}: allows more than carrying bytes; silodp silo join sets it right")
-    os.execve(sys.executable, relay_command(kit), environment())
+        raise ConfigError(f"{kit}: no kit, or one that allows more than carrying bytes; silodp silo join sets it right")
+    return kit
+
+
+def relay_process(place: Path) -> None:
+    """Become the relay."""
+    check_engine()
+    os.execve(sys.executable, relay_command(kit_of(place)), environment())
+
+
+def silodp_command() -> list[str]:
+    return [sys.executable, "-c", "from silodp.cli import main; main()"]
+
+
+def guard_command(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "silodp.deploy.guarding", str(folder.resolve())]
+
+
+def run_site(folder: Path, say: Callable[[str], None]) -> None:
+    """Guard and relay together, until one of them ends: for a trial. In earnest they are units of two users."""
+    check_engine()
+    operators_file(folder)
+    with Crew(folder / "logs", environment()) as crew:
+        crew.start("guard", guard_command(folder))
+        crew.start("relay", relay_command(kit_of(folder)))
+        say(f"guard and relay of {folder} run; logs in {folder / 'logs'}; Ctrl-C ends both")
+        while (ended := crew.ended()) is None:
+            time.sleep(0.5)
+    raise Refused(f"the {ended} has ended; see {folder / 'logs' / ended}.log")
 
 
 def server_process(kit: Path) -> None:
@@ -188,20 +232,20 @@ def server_process(kit: Path) -> None:
     os.execve(sys.executable, server_command(kit.resolve()), environment())
 
 
-def put_run(run: Path, document: Document, approvals: Sequence[Any]) -> None:
-    """What the coordinator reads; the same again when a run is resumed."""
-    run.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_whole(run / "plan.json", canonical(document.tree))
-    write_whole(run / "approvals.json", json.dumps(list(approvals)).encode())
+def put_run(run: Path, document: Document, approvals: Sequence[Any], key: Path | None = None) -> None:
+    """What the coordinator reads; the same again when a run is resumed. `key`: what messages are sealed to."""
+    with private_files():
+        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(run / "plan.json", canonical(document.tree))
+        write_whole(run / "approvals.json", json.dumps(list(approvals)).encode())
+        if key is not None:
+            write_whole(run / SERVER_KEY, key.read_bytes())
 
 
-def run_over(
-    admin: Path, document: Document, approvals: Sequence[Any], run: Path, patience: float, say: Callable[[str], None]
-) -> None:
-    """A plan over the engine, from the machine that holds the server's run folder."""
+def run_over(admin: Path, document: Document, run: Path, patience: float, say: Callable[[str], None]) -> None:
+    """A plan over the engine, from the machine that holds the server's run folder (`put_run`)."""
     check_engine()
-    put_run(run, document, approvals)
-    submit(admin, run, document.sites, patience, say)
+    submit(admin, run, list(document.parties), patience, say)
 
 
 def submit(admin: Path, run: Path, sites: Sequence[str], patience: float, say: Callable[[str], None]) -> None:

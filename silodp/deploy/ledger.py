@@ -239,6 +239,9 @@ class Ledger:
         self.db.execute("update run set counted = ?, cpu = cpu + ? where run = ?", row)
         self._put_state(run, state)
 
+    def count_answers(self, run: str) -> int:
+        return self._one("select count(*) from answer where run = ?", run)[0]
+
     def drop(self, run: str, keys: list[str]) -> None:
         """Inside `event`: bytes that the server's checkpoint covers; digests stay for ever."""
         for key in keys:

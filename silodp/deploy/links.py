@@ -88,13 +88,13 @@ class SiloProcess(AbstractContextManager["SiloProcess"]):
 class ShufflerProcess(AbstractContextManager["ShufflerProcess"]):
     """The shuffler of a local message run, and the server's link to it; closing its stdin ends it."""
 
-    def __init__(self, silos: int, least: Mapping[str, Terms]) -> None:
+    def __init__(self, silos: int, agreed: Mapping[str, Terms]) -> None:
         command = [sys.executable, "-m", "silodp.deploy.shuffler"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.tokens = [secrets.token_bytes(TOKEN) for _ in range(silos)]
         server = secrets.token_bytes(TOKEN)
-        agreed = {query: terms._asdict() for query, terms in least.items()}
-        parties = {"server": server.hex(), "silos": [token.hex() for token in self.tokens], "least": agreed}
+        terms = {query: each._asdict() for query, each in agreed.items()}
+        parties = {"server": server.hex(), "silos": [token.hex() for token in self.tokens], "agreed": terms}
         stdin = cast(IO[str], self.process.stdin)
         stdin.write(json.dumps(parties) + "\n")
         stdin.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -16,7 +16,9 @@ from silodp.parse import named_parts, parse_config
 if TYPE_CHECKING:
     from silodp.deploy.document import Document
 
-NAME = "guard.toml"
+NAME, SHUFFLER_NAME = "guard.toml", "shuffler.toml"
+SOCKET = "run/guard.sock"
+S = TypeVar("S", bound=Section)
 
 
 class Records(Section):
@@ -51,16 +53,57 @@ class Policy(Section):
     data: Records
     limits: Limits
     relay_uid: int | None = Field(default=None, ge=0, description="user number of the relay; none: the guard's own")
+    socket: str = Field(default=SOCKET, description="where the guard listens; outside, if the relay is another user")
     counter: str = Field(default="counter", description="second file of the ledger, best on another disk")
+    tell_budget: bool = Field(default=True, description="whether the server may know what is spent and left here")
     peers: dict[str, str] = Field(default={}, description="public keys of the other sites, by name")
+    shufflers: dict[str, str] = Field(default={}, description="public keys of shufflers that may be used, by name")
+
+
+class ShufflerLimits(Section):
+    """The most that a plan may ask of a shuffler."""
+
+    silos: int = Field(default=100, ge=2)
+    messages: int = Field(default=1_000_000, ge=2, description="of one batch")
+    message_bytes: int = Field(default=256 << 20, ge=1024, description="of one request: all parcels of a batch")
+
+
+class ShufflerPolicy(Section):
+    """The whole of shuffler.toml."""
+
+    site: str = Field(min_length=1)
+    limits: ShufflerLimits = ShufflerLimits()
+    relay_uid: int | None = Field(default=None, ge=0, description="user number of the relay; none: the shuffler's own")
+    socket: str = Field(default=SOCKET, description="where the guard listens; outside, if the relay is another user")
+    counter: str = Field(default="counter", description="second file of the ledger, best on another disk")
+
+
+def is_shuffler(folder: Path) -> bool:
+    return (folder / SHUFFLER_NAME).is_file()
+
+
+def read_shuffler(folder: Path) -> ShufflerPolicy:
+    return read_toml(folder / SHUFFLER_NAME, ShufflerPolicy, "silodp shuffler init")
+
+
+def operators_file(folder: Path) -> Policy | ShufflerPolicy:
+    return read_shuffler(folder) if is_shuffler(folder) else read_policy(folder)
+
+
+def socket_of(folder: Path, policy: Policy | ShufflerPolicy) -> Path:
+    return folder / policy.socket
 
 
 def read_policy(folder: Path) -> Policy:
-    file = folder / NAME
+    return read_toml(folder / NAME, Policy, "silodp silo init")
+
+
+def read_toml(file: Path, kind: type[S], maker: str) -> S:
+    """An operator's file; `maker`: the command that writes one."""
     if not file.is_file():
-        raise ConfigError(f"{folder}: no {NAME}; silodp silo init writes one")
+        raise ConfigError(f"{file.parent}: no {file.name}; {maker} writes one")
     try:
-        return Policy.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        return kind.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except ValidationError as error:
@@ -79,12 +122,13 @@ class Denied(Refused):
 # What may be told to anybody: fixed sentences. What exactly was wrong is in the site's own list of refusals.
 SENTENCES = {
     "message": "this is no message that a guard reads",
-    "kind": "a guard answers plan, keys, whiten, start, ask, local, account and certificate",
+    "kind": "a guard answers plan, keys, leave, start, ask, local, account, budget, certificate; a shuffler: shuffle",
     "not-approved": "this site's operator has not approved this plan, or has revoked it",
     "not-signed": "not all sites of the plan have signed its fingerprint",
     "document": "this is no plan, or its signatures, facts, noise or epsilon do not belong together",
     "not-listed": "this site is not in the plan, or stands in it with another key",
     "peers": "the plan has sites, or keys of sites, that this site's operator does not know",
+    "shuffler": "the plan's shuffler, or its key, is not one that this site's operator knows",
     "versions": "the plan was made with other versions of the software than are installed here",
     "not-private": "the plan has no privacy target, or its noise is not calculated exactly",
     "seeded": "the plan's noise could be repeated from a seed",
@@ -97,6 +141,7 @@ SENTENCES = {
     "rounds": "the plan has more rounds than this site allows",
     "parameters": "the model is larger than this site allows",
     "silos": "the plan has more sites than this site allows",
+    "messages": "the plan has larger batches than this shuffler allows",
     "preprocess": "the plan prepares records beyond the schema, outside of the budget",
     "data": "this site's records are not those that the plan describes",
     "run": "this run has another plan, is closed, or is not known here",
@@ -122,6 +167,8 @@ def check_document(policy: Policy, key: str, document: Document) -> None:
         raise Denied("not-listed")
     if any(policy.peers.get(site) != own for site, own in document.keys.items() if site != policy.site):
         raise Denied("peers")
+    if document.shuffler is not None and policy.shufflers.get(document.shuffler.site) != document.shuffler.key:
+        raise Denied("shuffler")
     if len(document.sites) > limits.silos:
         raise Denied("silos")
     check_config(limits, told_config(document.tree["plan"]))

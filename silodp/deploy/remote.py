@@ -6,13 +6,17 @@ on to all of them with the next question. A site whose ledger goes back, or spli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from silodp.channels.sealed import Terms
 from silodp.deploy.links import Answer, heard
+from silodp.deploy.shuffler import split
 from silodp.deploy.wire import encode
 from silodp.errors import Refused
 
@@ -52,11 +56,12 @@ class Remote:
         self.opened: Head = (0, "")  # the last entry of the site's ledger when it took the plan
         self.head: Head = (0, "")  # and at its last answer
         self.bytes = [0, 0]
+        self.heard_at: float | None = None
         self._pending: tuple[str, bool, Future[bytes]] | None = None
 
     def send(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         question = ""
-        if header["kind"] in ("ask", "local"):
+        if header["kind"] in ("ask", "local", "shuffle"):
             question = f"{header['kind']} {header['round']}/{header['query']}"
             header = header | {"echo": self.echoes.of(self.site), "done": self.done}
         elif header["kind"] == "sum":
@@ -70,6 +75,7 @@ class Remote:
         question, opens, future = self._pending
         data = future.result()
         self.bytes[0] += len(data)
+        self.heard_at = time.time()
         header, arrays = heard(data)
         if question:
             self.head = self._grown(header.get("ledger"), self.head[0] + 1)
@@ -98,3 +104,24 @@ class Remote:
     def covered(self) -> None:
         """A checkpoint covers everything that was asked."""
         self.done, self.asked = self.asked, []
+
+
+class RemoteShuffler:
+    """A shuffler that is a site, as the server's end of a channel speaks to it: parcels there, messages back."""
+
+    def __init__(self, link: Remote, private_key: X25519PrivateKey):
+        self.link, self.private_key = link, private_key
+        self.present: list[int] = []
+
+    def open(self, name: str, terms: Terms) -> None:
+        """Nobody is asked: the shuffler has its terms from the plan."""
+        self.present = [i for i, share in enumerate(terms.shares) if share]
+
+    def release(self, name: str, sealed_size: int, carried: Sequence[Mapping[str, np.ndarray]]) -> list[bytes]:
+        parcels = [each.get("parcel") for each in carried]
+        if len(parcels) != len(self.present) or any(each is None for each in parcels):
+            raise Refused(f"batch {name!r}: a silo's answer holds no parcel for the shuffler")
+        arrays = {str(i): parcel for i, parcel in zip(self.present, parcels, strict=True) if parcel is not None}
+        round, _, query = name.partition("/")
+        self.link.send({"kind": "shuffle", "round": int(round), "query": query}, arrays)
+        return split(self.link.receive()[1].get("sealed"), name, sealed_size)

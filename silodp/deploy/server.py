@@ -28,12 +28,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save, save_file
 
 from silodp.core import averaged
+from silodp.deploy.board import Board
 from silodp.deploy.coordinator import MessageFederation, exchange
 from silodp.deploy.document import Document, check_approvals
 from silodp.deploy.files import private_files, sync_folder, write_whole
 from silodp.deploy.recorded import Recorded
-from silodp.deploy.remote import Echoes, Remote, Rpc
-from silodp.deploy.signing import canonical
+from silodp.deploy.remote import Echoes, Remote, RemoteShuffler, Rpc
+from silodp.deploy.shuffling import public_of, read_box
+from silodp.deploy.signing import SERVER_KEY, canonical
 from silodp.errors import ConfigError, Refused
 from silodp.models import Model
 from silodp.objective import penalised
@@ -43,12 +45,11 @@ from silodp.server import build_average
 from silodp.stages.figures import held_out_figures
 from silodp.stages.maps import Map, with_steps
 
-PLAN, CHECKPOINT, MODEL, CERTIFICATES, STATUS, HELD_OUT = (
+PLAN, CHECKPOINT, MODEL, CERTIFICATES, HELD_OUT = (
     "plan.json",
     "checkpoint.safetensors",
     "model.safetensors",
     "certificates.json",
-    "status.json",
     "held_out.json",
 )
 Say = Callable[[str], None]
@@ -74,7 +75,7 @@ def drive(
 ) -> list[dict[str, Any]]:
     """Run the plan, or go on with it, to the sites' certificates."""
     check_approvals(document, list(approvals))
-    with held(folder), ThreadPoolExecutor(len(document.sites)) as pool:
+    with held(folder), ThreadPoolExecutor(len(document.parties)) as pool:
         return Driver(document, approvals, rpc, folder, say, pool).run()
 
 
@@ -86,28 +87,37 @@ class Driver:
     ):
         self.document, self.approvals, self.folder, self.say = document, approvals, folder, say
         self.plan, self.echoes = document.plan, Echoes()
-        self.links = [Remote(site, rpc, pool, document.run, self.echoes) for site in document.sites]
+        links = {site: Remote(site, rpc, pool, document.run, self.echoes) for site in document.parties}
+        self.links = [links[site] for site in document.sites]
+        self.parties = list(links.values())  # the shuffler too, if there is one
         self.model: Model = trained_model(self.plan.config, self.plan.facts)
-        self.seconds: list[float] = []
+        self.board = Board(folder, document, self.parties)
         self.maps: list[Map] = []  # of the features, by the stages before training
 
     def run(self) -> list[dict[str, Any]]:
         done = self.folder / CERTIFICATES
         if done.is_file():
             return json.loads(done.read_text())
-        if not (self.folder / MODEL).is_file():  # guards that have certified a run take no further question of it
-            self._train()
-        return self._certified()
+        try:
+            if not (self.folder / MODEL).is_file():  # guards that have certified a run take no further question of it
+                self._train()
+            certificates = self._certified()
+        except Refused as error:
+            self.board.refused(error)
+            self.board.write("stopped")
+            raise
+        self.board.write("finished")
+        return certificates
 
     def _train(self) -> None:
         self._open()
-        fed = MessageFederation(self.plan, self.links, None)
+        fed = MessageFederation(self.plan, self.links, None, self._shuffler())
         fed.coins, fed.skips = Recorded(self.folder), not self.document.waits
         for name in self.plan.before:
             released = fed.stage(jnp.zeros(0))
             fed.leave(released)
             self.maps.append(self.plan.derived(name, released))
-        for link in self.links:
+        for link in self.parties:
             link.asked.clear()  # no checkpoint covers the stages: a server that starts again asks for them again
         x0, unravel = ravel_pytree(self.model.init(jax.random.key(self.plan.config.run.seed)))
         algorithm = with_steps(self.maps, penalised(self.model, unravel, self.plan.training.algorithm))
@@ -124,35 +134,45 @@ class Driver:
     def _open(self) -> None:
         """Every guard takes the plan; the same words again after a restart."""
         text = canonical(self.document.tree).decode()
-        for link in self.links:
+        for link in self.parties:
             link.send({"kind": "plan", "document": text, "approvals": list(self.approvals)}, {})
-        ready = [link.receive()[0] for link in self.links]
-        for link, told in zip(self.links, ready, strict=True):
+        ready = [link.receive()[0] for link in self.parties]
+        for link, told in zip(self.parties, ready, strict=True):
             if told.get("fingerprint") != self.document.fingerprint:
                 raise Refused(f"site {link.site}: took another plan")
-        exchange(self.links, ready)
+        exchange(self.links, ready[: len(self.links)])
+
+    def _shuffler(self) -> RemoteShuffler | None:
+        """The way to the plan's shuffler, with the key that only this server can open messages with."""
+        told = self.document.shuffler
+        if told is None:
+            return None
+        key = read_box(self.folder / SERVER_KEY)
+        if public_of(key) != told.server_key:
+            raise ConfigError(f"{self.folder / SERVER_KEY}: not the key that the plan's messages are sealed to")
+        return RemoteShuffler(self.parties[-1], key)
 
     def _rounds(self, fed: MessageFederation, algorithm: Any, state: Any, output: Any) -> Any:
         rounds, config = self.plan.training.facts.rounds, self.plan.config
         average = build_average(config.algorithm.average, rounds)
         carry, first = self._resumed((state, output, fed.accounts, fed.end.memory))
         state, output, fed.accounts, fed.end.memory = carry
-        self._status(first, rounds)
+        self.board.write("running", first)
         for r in range(first, rounds):
             began = time.perf_counter()
             fed.begin_round(r)
             state = algorithm.round(state, fed)
             output = averaged(output, algorithm.result(state), r + 1, rounds, average)
             self._save((state, output, fed.accounts, fed.end.memory), r + 1)
-            self.seconds.append(time.perf_counter() - began)
-            self._status(r + 1, rounds)
-            self.say(f"round {r + 1} of {rounds}: {self.seconds[-1]:.2f} s")
+            self.board.seconds.append(time.perf_counter() - began)
+            self.board.write("running", r + 1)
+            self.say(f"round {r + 1} of {rounds}: {self.board.seconds[-1]:.2f} s")
         return output
 
     def _save(self, carry: Any, done: int) -> None:
         """On the disk, file and folder, before the next question."""
         arrays = {str(i): np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(carry))}
-        heads = {link.site: list(link.head) for link in self.links}
+        heads = {link.site: list(link.head) for link in self.parties}
         told = {"plan": self.document.fingerprint, "round": done, "echoes": self.echoes.to_json(), "heads": heads}
         meta = {"told": json.dumps(told), "checksum": checksum(arrays, told)}
         partial = self.folder / (CHECKPOINT + ".partial")
@@ -161,7 +181,7 @@ class Driver:
             os.fsync(file.fileno())
         os.replace(partial, self.folder / CHECKPOINT)
         sync_folder(self.folder)
-        for link in self.links:
+        for link in self.parties:
             link.covered()
 
     def _resumed(self, carry: Any) -> tuple[Any, int]:
@@ -182,42 +202,18 @@ class Driver:
         if told["plan"] != self.document.fingerprint:
             raise ConfigError(f"{file}: of another plan")
         self.echoes.seen, self.echoes.last = told["echoes"]["seen"], told["echoes"]["last"]
-        for link in self.links:
+        for link in self.parties:
             link.resumed(told["heads"][link.site])
         self.say(f"going on after round {told['round']}")
         return jax.tree.unflatten(structure, [jnp.asarray(arrays[str(i)]) for i in range(len(leaves))]), told["round"]
 
-    def _status(self, done: int, rounds: int) -> None:
-        recent = self.seconds[-20:]
-        status = {
-            "run": self.document.run,
-            "plan": self.document.words,
-            "algorithm": self.plan.config.algorithm.name,
-            "trust": self.plan.config.privacy.trust,
-            "round": done,
-            "rounds": rounds,
-            "seconds_a_round": float(np.median(recent)) if recent else None,
-            "at": time.time(),
-            "sites": [
-                {
-                    "site": link.site,
-                    "records": self.plan.facts.sizes[i],
-                    "epsilon": self.document.tree["epsilon"][i],
-                    "delta": self.document.tree["delta"],
-                    "bytes_up": link.bytes[0],
-                    "bytes_down": link.bytes[1],
-                }
-                for i, link in enumerate(self.links)
-            ],
-        }
-        write_whole(self.folder / STATUS, json.dumps(status).encode())
-
     def _certified(self) -> list[dict[str, Any]]:
         """The run is over: every guard closes it and signs what it was."""
+        self.board.ask()
         told = hashlib.sha256((self.folder / MODEL).read_bytes()).hexdigest()
-        for link in self.links:
+        for link in self.parties:
             link.send({"kind": "certificate", "model": told}, {})
-        certificates = [link.receive()[0]["certificate"] for link in self.links]
+        certificates = [link.receive()[0]["certificate"] for link in self.parties]
         write_whole(self.folder / PLAN, canonical(self.document.tree))
         write_whole(self.folder / CERTIFICATES, json.dumps(certificates, indent=2).encode())
         write_report(self.folder)

@@ -20,6 +20,7 @@ from silodp.errors import ConfigError, Refused
 
 LARGEST = 8 << 20  # bytes of a document: plans hold no arrays
 DEEPEST = 40
+SERVER_KEY = "server.key"  # in the server's run folder: what shuffled messages are sealed to
 ONSETS, RIMES = "bdfghjklmnprstvz", "abadakalamanaparelemeneribilinon"
 
 

@@ -65,10 +65,17 @@ class Vouching(Protocol):
 class SiloServer:
     """One silo's records, memory and account, and the answers it gives.
 
-    `vouching`: signs this silo's key and checks the others', where sites are known by keys of their own.
+    `vouching`: signs this silo's key and checks the others', where sites are known by keys of their own. `outbox`: the
+    way to a shuffler that is a site.
     """
 
-    def __init__(self, setup: Mapping[str, Any], records: Mapping[str, np.ndarray], vouching: Vouching | None = None):
+    def __init__(
+        self,
+        setup: Mapping[str, Any],
+        records: Mapping[str, np.ndarray],
+        vouching: Vouching | None = None,
+        outbox: Any = None,
+    ):
         self.vouching = vouching
         self.index: int = setup["index"]
         self.seed: int | None = setup["seed"]
@@ -88,7 +95,7 @@ class SiloServer:
             has = self.objective.parameters
             raise Refused(f"setup: the plan says {facts.parameters} parameters, the model has {has}")
         channel = self.whole.noised.alone()
-        link = None if setup["shuffler"] is None else ShufflerLink(setup["shuffler"])
+        link = outbox if setup["shuffler"] is None else ShufflerLink(setup["shuffler"])
         self.end = channel.silo_end(self.whole.declared, self.index, agreed_bytes(setup), link, self.seed)
         self.site = Site(self.objective, channel, stored, jnp.int32(size), jnp.int32(self.index), alone=True)
         self.streams = {s.name: s for s in self.whole.releases(self.index)}

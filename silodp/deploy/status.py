@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,34 @@ from typing import Any
 from silodp.deploy.wire import plain
 from silodp.errors import ConfigError
 
-STATUS = "status.json"
+STATUS = "status.json"  # silodp.deploy.board writes it
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">
-<title>silodp run {run}</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 52rem; padding: 0 1rem; }}
-table {{ border-collapse: collapse; width: 100%; }} th, td {{ text-align: left; padding: .3rem .6rem; }}
-tr + tr {{ border-top: 1px solid #8884; }} meter {{ width: 12rem; }} .dim {{ opacity: .7; }}
-</style><h1>Run {run}</h1><p>{algorithm}, trust {trust}. <b>Round {round} of {rounds}</b>{pace}.
-<br><span class="dim">last heard {ago} s ago; plan: {plan}</span></p>
-<p><meter max="{rounds}" value="{round}"></meter></p>
-<table><tr><th>site</th><th>records</th><th>epsilon planned</th><th>rounds answered</th><th>heard, MB</th></tr>
-{rows}</table></html>"""
-ROW = (
-    "<tr><td>{site}</td><td>{records}</td><td>{epsilon:.3g} at delta {delta:g}</td>"
-    '<td><meter max="1" value="{share}"></meter></td><td>{sent:.1f}</td></tr>'
-)
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --bar: #2b6cb0; --held: #90b4d8; --bad: #b7410e; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
+h1 { font-size: 1.3rem; margin-bottom: .2rem; } .dim { opacity: .7; font-size: .9rem; }
+table { border-collapse: collapse; width: 100%; margin-top: 1rem; }
+th, td { text-align: left; padding: .45rem .6rem; vertical-align: top; } tr + tr { border-top: 1px solid var(--line); }
+.state { border: 1px solid var(--line); border-radius: 1rem; padding: .1rem .7rem; font-size: .85rem; }
+.stopped { color: var(--bad); border-color: var(--bad); }
+.bar { background: var(--line); border-radius: .3rem; height: .7rem; margin: .35rem 0 .15rem; overflow: hidden; }
+.bar { display: flex; min-width: 9rem; } .bar b { background: var(--bar); } .bar i { background: var(--held); }
+.num { font-variant-numeric: tabular-nums; } ul { padding-left: 1.2rem; } li { color: var(--bad); }
+"""
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}
+<meta name="viewport" content="width=device-width"><title>silodp run {run}</title><style>{style}</style></head><body>
+<h1>Run {run} <span class="state {state}">{state}</span></h1>
+<div>{algorithm}, trust {trust}, {parameters} parameters. <b>Round {round} of {rounds}</b>{pace}.</div>
+<div class="bar" style="max-width: 30rem"><b style="width: {percent:.1f}%"></b></div>
+<div class="dim">plan {plan}; written {ago} s ago</div>
+<table><tr><th>site</th><th>last heard</th><th>up, down</th><th>epsilon of this run</th>
+<th>epsilon of all runs here</th></tr>
+{rows}</table>{refusals}
+<p class="dim">Budgets are what each site's own ledger says; they follow from plans and counts, never from a record.
+Dark: spent. Light: reserved for the rest of the run.</p></body></html>"""
+WAITING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">
+<title>silodp</title><style>{style}</style></head><body><h1>No run yet <span class="state">waiting</span></h1>
+<div>The server has not begun. This page looks again every second.</div></body></html>"""
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -41,28 +53,78 @@ def read_status(folder: Path) -> dict[str, Any]:
 def lines(folder: Path) -> list[str]:
     told = read_status(folder)
     pace = told["seconds_a_round"]
-    first = f"run {told['run']}: round {told['round']} of {told['rounds']}"
+    first = f"run {told['run']}: {told['state']}, round {told['round']} of {told['rounds']}"
     return [
         first + ("" if pace is None else f", {pace:.2f} s a round"),
-        *(
-            f"  {plain(site['site'])}: {site['records']} records, epsilon {site['epsilon']:.3g} planned, "
-            f"{site['bytes_up'] / 1e6:.1f} MB heard"
-            for site in told["sites"]
-        ),
+        *(f"  {plain(site['site'])}: {spent_text(site)}; {heard_text(site)}" for site in told["sites"]),
+        *(f"  refused: {plain(each['text'])}" for each in told["refusals"]),
     ]
 
 
+def spent_text(site: Mapping[str, Any]) -> str:
+    budget = site["budget"]
+    if budget is None:
+        return "no budget told" if site["epsilon"] is None else f"epsilon {site['epsilon']:.3g} planned"
+    own = f"epsilon {budget['run_spent']:.3g} of {budget['run_reserved']:.3g} in this run"
+    return f"{own}, {budget['total']:.3g} of {budget['limit']:.3g} in all runs"
+
+
+def heard_text(site: Mapping[str, Any]) -> str:
+    at = site["heard_at"]
+    moved = f"{size(site['bytes_up'])} up, {size(site['bytes_down'])} down"
+    return f"not heard yet; {moved}" if at is None else f"heard {max(0, time.time() - at):.0f} s ago; {moved}"
+
+
+def size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def bar(spent: float, held: float, whole: float, text: str) -> str:
+    """Spent, reserved beyond it, and what is left, of a whole."""
+    share = lambda part: 100 * min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+    dark = share(spent)
+    light = min(100.0 - dark, max(0.0, share(held) - dark))
+    parts = f'<b style="width: {dark:.1f}%"></b><i style="width: {light:.1f}%"></i>'
+    return f'<div class="bar">{parts}</div><span class="dim num">{text}</span>'
+
+
+def row(site: Mapping[str, Any], delta: float) -> str:
+    budget, at = site["budget"], site["heard_at"]
+    records = "shuffler" if site["records"] is None else f"{int(site['records'])} records"
+    ago = "not yet" if at is None else f"{max(0, time.time() - at):.0f} s ago"
+    if budget is None:
+        told = "not told" if site["epsilon"] is None else f"{site['epsilon']:.3g} planned"
+        bars = f'<td class="dim">{told}</td><td class="dim">not told</td>'
+    else:
+        spent, reserved = budget["run_spent"], budget["run_reserved"]
+        run = bar(spent, reserved, reserved, f"{spent:.3g} spent of {reserved:.3g}, delta {delta:g}")
+        left = max(0.0, budget["limit"] - budget["total"])
+        total, limit = budget["total"], budget["limit"]
+        text = f"{total:.3g} of {limit:.3g} reserved, {left:.3g} left, delta {budget['delta']:g}"
+        bars = f"<td>{run}</td><td>{bar(0.0, total, limit, text)}</td>"
+    moved = f"{size(site['bytes_up'])}, {size(site['bytes_down'])}"
+    name = f'{html.escape(plain(site["site"]))}<br><span class="dim">{records}</span>'
+    return f'<tr><td>{name}</td><td class="num">{ago}</td><td class="num">{moved}</td>{bars}</tr>'
+
+
 def page(folder: Path) -> str:
+    if not (folder / STATUS).is_file():
+        return WAITING.format(style=STYLE)
     told = read_status(folder)
-    share = told["round"] / max(1, told["rounds"])
     clean = lambda text: html.escape(plain(text))
-    rows = "".join(
-        ROW.format(**{**site, "site": clean(site["site"])}, share=share, sent=site["bytes_up"] / 1e6)
-        for site in told["sites"]
-    )
+    names = ("run", "algorithm", "trust", "plan", "round", "rounds", "state", "parameters")
+    refused = "".join(f"<li>{clean(each['text'])}</li>" for each in told["refusals"])
     pace = "" if told["seconds_a_round"] is None else f", {told['seconds_a_round']:.2f} s a round"
-    texts = {name: clean(told[name]) for name in ("run", "algorithm", "trust", "plan", "round", "rounds")}
-    return PAGE.format(**texts, pace=pace, ago=round(time.time() - told["at"]), rows=rows)
+    return PAGE.format(
+        **{name: clean(told[name]) for name in names},
+        style=STYLE,
+        refresh="" if told["state"] == "finished" else '<meta http-equiv="refresh" content="2">',
+        percent=100 * told["round"] / max(1, told["rounds"]),
+        pace=pace,
+        ago=round(time.time() - told["at"]),
+        rows="".join(row(site, told["delta"]) for site in told["sites"]),
+        refusals=f"<h2>Refusals</h2><ul>{refused}</ul>" if refused else "",
+    )
 
 
 def page_server(folder: Path, address: str) -> HTTPServer:
@@ -70,9 +132,12 @@ def page_server(folder: Path, address: str) -> HTTPServer:
     host, _, port = address.rpartition(":")
     if host not in LOOPBACK or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"--web {address}: give 127.0.0.1:PORT; for others use a tunnel or a proxy with a login")
-    read_status(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # seconds: nobody holds the page up
+
         def do_GET(self) -> None:
             body = page(folder).encode() if self.path == "/" else b"not found"
             self.send_response(200 if self.path == "/" else 404)

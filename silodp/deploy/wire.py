@@ -80,6 +80,11 @@ def take_frame(descriptor: int, seconds: float, largest: int = LARGEST, idle: fl
     return data
 
 
+def take_bytes(descriptor: int, size: int, seconds: float) -> bytes:
+    """So many bytes, fewer when the peer closes its end; `Late` when it takes too long."""
+    return _take(descriptor, size, time.monotonic() + seconds)
+
+
 def _take(descriptor: int, size: int, until: float) -> bytes:
     taken = bytearray()
     while len(taken) < size:

@@ -1,0 +1,61 @@
+"""What the commands of a federation share: how mistakes are told, and how signed statements are read and written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from silodp.errors import ConfigError, Refused
+
+SiteFolder = Annotated[Path, typer.Argument(help="the folder of this site's guard", metavar="DIR")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="write to this file (default: print)")]
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """A mistake is one line and exit code 2; what is refused is one line and exit code 1."""
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except Refused as error:
+        code = getattr(error, "code", None)
+        print(f"refused: {error}{f' ({code})' if code else ''}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def written(tree: Any, out: Path | None) -> None:
+    text = json.dumps(tree, indent=2, allow_nan=False) + "\n"
+    if out is None:
+        print(text, end="")
+        return
+    if out.exists():
+        raise ConfigError(f"--out {out}: exists; give another path")
+    out.write_text(text, encoding="utf-8")
+    print(f"written to {out}")
+
+
+def loaded(files: list[Path]) -> list[Any]:
+    """Signed statements of other parties."""
+    from silodp.deploy.signing import LARGEST
+
+    found: list[Any] = []
+    for file in files:
+        if not file.is_file() or file.stat().st_size > LARGEST:
+            raise ConfigError(f"{file}: no such file, or too large")
+        try:
+            tree = json.loads(file.read_bytes())
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{file}: not valid JSON") from None
+        found += tree if isinstance(tree, list) else [tree]
+    return found

@@ -1,0 +1,129 @@
+"""What is right and wrong with an operator's folder, and what its ledger says: for people, a line each."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from silodp.deploy.kits import hardened
+from silodp.deploy.ledger import Ledger
+from silodp.deploy.office import KEY, open_ledger
+from silodp.deploy.policy import is_shuffler, operators_file, read_policy, socket_of
+from silodp.deploy.units import COMPOSE_FILE, GUARD_FILE, NO_NETWORK, RELAY_FILE, secrets_of
+from silodp.digits import rounded_up
+from silodp.errors import ConfigError
+
+Finding = tuple[bool, str]
+
+
+def checkup(folder: Path) -> list[Finding]:
+    """Of a site, or of a shuffler."""
+    operators_file(folder)
+    found = [_rights(folder)]
+    found += [_secret(folder / name) for name in (KEY, "box") if (folder / name).exists()]
+    if not is_shuffler(folder):
+        found += _site(folder)
+    found += _book(folder)
+    found += _units(folder)
+    found.append(_answers(folder))
+    return found
+
+
+def _rights(folder: Path) -> Finding:
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    return mode & 0o007 == 0, f"{folder}: rights {mode:o}; nobody else may look into it"
+
+
+def _secret(file: Path) -> Finding:
+    mode = stat.S_IMODE(file.stat().st_mode)
+    return mode == 0o600, f"{file}: rights {mode:o}; only the guard may read it"
+
+
+def _site(folder: Path) -> list[Finding]:
+    policy = read_policy(folder)
+    return [
+        (not policy.limits.outside, "no code from outside the library is allowed"),
+        (bool(policy.peers), f"{len(policy.peers)} other sites are known by their keys"),
+        _records(folder),
+    ]
+
+
+def _records(folder: Path) -> Finding:
+    from silodp.deploy.sites import own_facts
+
+    try:
+        facts, _ = own_facts(read_policy(folder), folder)
+    except (ConfigError, OSError) as error:
+        return False, f"records: {' '.join(str(error).split())}"
+    return True, f"records: {facts.sizes[0]} fit the schema"
+
+
+def _book(folder: Path) -> list[Finding]:
+    try:
+        ledger = open_ledger(folder)
+    except ConfigError as error:
+        return [(False, str(error))]
+    try:
+        problems = ledger.verify()
+        return [(not problems, f"ledger: {ledger.head.seq} entries, {len(problems)} problems")]
+    finally:
+        ledger.close()
+
+
+def _units(folder: Path) -> list[Finding]:
+    """What starts the guard gives it no network; what starts the relay hides the guard's folder from it."""
+    guard, containers, kit = _text(folder / GUARD_FILE), _text(folder / COMPOSE_FILE), folder / "kit"
+    found = [
+        (all(line in guard.splitlines() for line in NO_NETWORK), f"{GUARD_FILE}: the guard has no network"),
+        ("network_mode: none" in containers, f"{COMPOSE_FILE}: the guard has no network"),
+    ]
+    if kit.is_dir():
+        line = next((line for line in _text(folder / RELAY_FILE).splitlines() if "InaccessiblePaths=" in line), "")
+        hidden = all(f"-{file}" in line.partition("=")[2].split() for file in secrets_of(folder))
+        found.append((hidden, f"{RELAY_FILE}: the relay cannot read records and secrets"))
+        found.append((hardened(kit), f"{kit}: allows the relay and nothing else"))
+    return found
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def _answers(folder: Path) -> Finding:
+    from silodp.deploy.listen import GuardSocket
+    from silodp.deploy.wire import decode, encode
+
+    path = socket_of(folder, operators_file(folder))
+    link = GuardSocket(path, 10.0)
+    try:
+        header, _ = decode(link.ask(encode({"kind": "hello"}, {})))
+        return header.get("code") == "kind", "the guard answers on its socket"
+    except (ConfigError, OSError, ValueError):
+        kind = "shuffler" if is_shuffler(folder) else "silo"
+        return False, f"no guard answers on {path}; silodp {kind} guard {folder} starts it"
+    finally:
+        link.close()
+
+
+def spent_lines(folder: Path, ledger: Ledger) -> list[str]:
+    """For the operator: spent and left, every run, and the last refusals."""
+    from silodp.deploy.spending import epsilon_over, read
+    from silodp.deploy.wire import plain
+
+    refused = [f"  refused: {code}: {plain(detail)}" for _, code, detail in ledger.refusals(10)]
+    runs = ledger.runs()
+    if is_shuffler(folder):
+        released = [f"  run {each.run}: {ledger.count_answers(each.run)} batches" for each in runs]
+        return [f"{len(runs)} runs shuffled; a shuffler has no records and no budget", *released, *refused]
+    limits = read_policy(folder).limits
+    total = epsilon_over({each.run: read(each.reserved) for each in runs}, limits.total_delta)
+    left = max(0.0, limits.total_epsilon - total)
+    at = f"at delta {limits.total_delta:g}"
+    spent = rounded_up(total) if total else 0
+    lines = [f"spent and reserved: epsilon {spent} of {limits.total_epsilon:g} {at}; {left:.3g} left"]
+    for each in runs:
+        counted = sum(line["count"] for line in each.counted)
+        planned = sum(line["count"] for line in each.reserved)
+        kind = "closed" if each.closed else f"open, {planned} releases reserved"
+        lines.append(f"  run {each.run}: {counted} releases, {kind}")
+    return lines + refused
