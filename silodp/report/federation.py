@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.deploy.approval import load
-from silodp.deploy.certify import CERTIFICATE, verified
+from silodp.deploy.certify import CERTIFICATE, is_shufflers, verified
 from silodp.deploy.document import Document
 from silodp.deploy.signing import opened, words
 from silodp.deploy.spending import read
@@ -32,7 +32,8 @@ def story_of_federation(directory: Path) -> Story:
     document = load(directory / "plan.json")
     statements = json.loads((directory / "certificates.json").read_text(encoding="utf-8"))
     verified(statements, document)
-    by_site = {body["site"]: body for body, _ in (opened(CERTIFICATE, each) for each in statements)}
+    of_sites = [each for each in statements if not is_shufflers(each)]
+    by_site = {body["site"]: body for body, _ in (opened(CERTIFICATE, each) for each in of_sites)}
     bodies = [by_site[site] for site in document.sites]
     check_model(directory, bodies)
     plan, facts = document.plan, document.plan.facts
