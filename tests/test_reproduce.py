@@ -19,9 +19,10 @@ from silodp.reproduce import load_experiment, names
 from silodp.reproduce.checks import check
 from silodp.reproduce.claims import Judgement, judgements, p_value
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
-from silodp.reproduce.experiment import Experiment, changed, thinned
+from silodp.reproduce.experiment import Experiment, Metric, changed, thinned
 from silodp.reproduce.report import Cell, Row, judged, rows_of
-from silodp.reproduce.text import across_levels, as_markdown, overview
+from silodp.reproduce.summary import overview
+from silodp.reproduce.text import across_levels, as_markdown
 
 WANTED = [
     *("mu2-table1", "mu2-table2", "psgm-fig1", "diff2-fig1", "diff2-fig2", "diff2-fig3"),
@@ -188,8 +189,11 @@ def test_results_of_another_description_are_not_shown(done, tmp_path):
     (tmp_path / "other" / "results.json").write_text(json.dumps(compact(results)))
     changed_lines = [line.model_dump() | {"search": {}} for line in small().lines]
     stale = small(lines=changed_lines)
-    assert write_docs([stale, other], tmp_path, tmp_path / "docs") == ["small"]
+    assert write_docs([stale, other], tmp_path, tmp_path / "docs") == ["small (2 runs)"]
     assert "Not run yet, or not as they are described now: small" in (tmp_path / "docs" / "reproduction.md").read_text()
+    told = (tmp_path / "docs" / "reproduction" / "small.md").read_text()
+    assert "Not run yet, or not as described now: all, DP-GD, published; all, DP-GD, exact." in told
+    assert "(2 tried)" not in told
 
 
 def test_the_settings_chosen_are_shown_and_marked_at_an_end_of_their_grid(done):
@@ -215,19 +219,21 @@ def test_the_table_says_what_was_published_and_what_we_found(done):
 def test_runs_that_two_figures_share_are_timed_once(done):
     experiment, results, _ = done
     once, twice = (overview([(experiment, results)] * count).splitlines()[-1] for count in (1, 2))
-    slow = {key: result | {"seconds": 600.0} for key, result in results.items()}
-    assert once == twice and f"took {10 * len(slow)} minutes" in overview([(experiment, slow)] * 2)
+    slow = {key: result | {"cpu_seconds": 600.0} for key, result in results.items()}
+    assert once == twice and f"took {10 * len(slow):.1f} CPU minutes" in overview([(experiment, slow)] * 2)
+    old = {key: {**result, "seconds": 600.0, "cpu_seconds": 0.0} for key, result in results.items()}
+    assert f"took {10 * len(old):.1f} minutes by the clock" in overview([(experiment, old)])
 
 
 def test_the_overview_counts_values_reached_and_noise_that_is_too_small(done):
     experiment, results, _ = done
-    assert "| small | 1 | 1 | 1 | 0 of 2 |" in overview([(experiment, results)])
+    assert "| small | 1 |  | 1 | 1 | 0 of 2 |" in overview([(experiment, results)])
     less = json.loads(json.dumps(results["all", "DP-GD", "published"]))
     less["levels"][0]["epsilon"] = 1.5  # its claim is 1
     changed_results = dict(results) | {("all", "DP-GD", "published"): less}
     better = small(published=[{"panel": "all", "line": "DP-GD", "level": 8.0, "value": 0.0}])
-    assert "| small | 1 | 0 | 0 | 1 of 2 |" in overview([(better, changed_results)])
-    assert "| small | none |  |  | 0 of 2 |" in overview([(small(published=[]), results)])
+    assert "| small | 1 |  | 0 | 0 | 1 of 2 |" in overview([(better, changed_results)])
+    assert "| small | none |  |  |  | 0 of 2 |" in overview([(small(published=[]), results)])
 
 
 def test_without_published_values_the_levels_stand_side_by_side(done):
@@ -251,6 +257,20 @@ def test_the_page_is_written_from_results_and_again_from_itself(done, tmp_path):
     assert (tmp_path / "docs" / "reproduction.md").read_text(encoding="utf-8") == page
     assert (tmp_path / "docs" / "reproduction" / "small.png").is_file()
     assert load_results(tmp_path / "docs" / "reproduction" / "small.json").keys() == results.keys()
+
+
+def test_the_authors_way_is_a_run_of_its_own_and_never_the_best():
+    line = small().lines[-1].model_dump() | {
+        "columns": ["exact", "authors"], "authors": {"privacy.epsilon": "none"}, "authors_seeds": 1,
+    }  # fmt: skip
+    units = {unit.column: unit for unit in small(lines=[line], claims=[]).units()}
+    assert units["exact"].search and not units["authors"].search
+    assert len(units["authors"].seeds) == 1 < len(units["exact"].seeds)
+    assert "epsilon" not in units["authors"].tree(0)["privacy"]
+    metric = Metric(column="test_error", label="test error")
+    cells = {"authors": Cell("DP-GD", (0.2, 0.3), None), "exact": Cell("DP-GD", (0.4, 0.4), 1.0)}
+    told = lambda value: Row("all", 1.0, "DP-GD", metric, value, cells, None).reproduced
+    assert (told(0.25), told(0.2), told(0.1), told(0.6)) == ("match", "within the seeds' spread", "worse", "better")
 
 
 def test_verdicts():

@@ -10,7 +10,7 @@ import pytest
 from silodp.errors import ConfigError
 from silodp.reproduce import load_experiment, names
 from silodp.reproduce.checks import check
-from silodp.reproduce.driver import fingerprints, fingerprints_of, load_results
+from silodp.reproduce.driver import fingerprints, load_results
 
 DOCS = Path(__file__).parent.parent / "docs"
 LINE = """
@@ -33,7 +33,11 @@ def written(tmp_path):
 @pytest.mark.parametrize("name", names())
 def test_the_results_in_the_docs_are_of_the_experiments_as_they_are_described(name):
     """Hours of runs are kept by fingerprint: a new way to read a file must not change what it says."""
-    assert fingerprints_of(load_results(DOCS / "reproduction" / f"{name}.json")) == fingerprints(load_experiment(name))
+    kept, described = load_results(DOCS / "reproduction" / f"{name}.json"), fingerprints(load_experiment(name))
+    assert {key: result["fingerprint"] for key, result in kept.items()}.items() <= described.items()
+    left = len(described) - len(kept)  # a description may be ahead of its runs: then the page says so
+    page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    assert (f"{name} ({left} runs)" in page) == (left > 0)
 
 
 def test_lines_are_added_and_nothing_else_changes(written):

@@ -191,6 +191,32 @@ def test_bvr_with_local_steps():
     agrees(carry.drawn, eligible[int(drawn_round(KEY, rounds))])
 
 
+@pytest.mark.parametrize("kind", ["SGD", "SVRG"])
+def test_the_authors_of_soteria_clip_the_mean(kind):
+    """For comparison only, without its noise here: one record moves what is sent by twice the clip."""
+    own: dict[str, Any] = {
+        "mean_clip": 0.2,
+        "constant": 0.0,
+        "claimed_epsilon": 1.0,
+        "claimed_delta": 1e-3,
+        "batch": 10,
+    }
+    own |= {"clip": None} | ({"snapshot_probability": 1.0} if kind == "SVRG" else {})
+    _, carry = ran(f"silodp.reproduce.authors:ClippedMean{kind}", 3, **own)
+    x = anchor = np.zeros(6)
+    for r in range(3):
+        rows = [rows_of(10, i, r, "value") for i in range(3)]
+        estimates = [gradients(i, x, rows[i]).mean(axis=0) for i in range(3)]
+        if kind == "SVRG":
+            here = [gradients(i, anchor, rows[i]).mean(axis=0) for i in range(3)]
+            estimates = [
+                e - h + gradients(i, anchor).mean(axis=0) for i, (e, h) in enumerate(zip(estimates, here, strict=True))
+            ]
+        sent = [e * min(1, 0.2 / np.linalg.norm(e)) for e in estimates]
+        anchor, x = x, x - ETA * np.mean(sent, axis=0)
+    agrees(carry.state.x, x)
+
+
 SETS = {
     "trusted": ({"kind": "simplex", "scale": 1.0}, np.full(6, 1 / 6)),
     "untrusted": ({"kind": "box", "low": 0.1, "high": 0.6}, np.full(6, 0.1)),

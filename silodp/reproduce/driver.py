@@ -20,7 +20,8 @@ from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
 from silodp.reproduce.page import report_page
 from silodp.reproduce.report import Results
-from silodp.reproduce.text import as_markdown, whole_page
+from silodp.reproduce.summary import pages
+from silodp.reproduce.text import as_markdown
 from silodp.reproduce.units import certificate_name, read_json, run_unit, write_json, write_text
 from silodp.run.progress import Progress, silent
 
@@ -159,32 +160,40 @@ def load_results(file: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
 
 
 def write_docs(experiments: Sequence[Experiment], root: Path, docs: Path) -> list[str]:
-    """docs/reproduction.md with figures and results beside it; returns the experiments without results.
+    """docs/reproduction.md, a page for each paper, figures and results; returns the experiments that lack some.
 
-    Results are taken from the run directories under `root`, or from what an earlier call left in the docs; results of
-    another description than today's do not count.
+    Each run's result is taken from the run directories under `root`, or from what an earlier call left in the docs;
+    results of another description than today's do not count.
     """
     folder, sections, missing = docs / "reproduction", [], []
     for experiment in experiments:
-        files = (root / experiment.name / "results.json", folder / f"{experiment.name}.json")
-        found = [load_results(file) for file in files if file.is_file()]
-        current = [results for results in found if fingerprints_of(results) == fingerprints(experiment)]
-        if current:
-            sections.append((experiment, current[0]))
-        else:
-            missing.append(experiment.name)
+        results = known_results(experiment, root, folder)
+        left = len(fingerprints(experiment)) - len(results)
+        if results:
+            sections.append((experiment, results))
+        if left:
+            missing.append(f"{experiment.name} ({left} runs)" if results else experiment.name)
     if not sections:
         raise ConfigError(f"--docs: no results in {root}; run silodp reproduce NAME first")
     for experiment, results in sections:
         write_json(folder / f"{experiment.name}.json", compact(results))
         draw(experiment, results, folder / f"{experiment.name}.png")
-    write_text(docs / "reproduction.md", whole_page(sections, missing))
+    for path, text in pages(sections, missing).items():
+        write_text(docs / path, text)
     return missing
+
+
+def known_results(experiment: Experiment, root: Path, folder: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """What is known of each run as it is described now, in the order of the description."""
+    files = (folder / f"{experiment.name}.json", root / experiment.name / "results.json")
+    found = [load_results(file) for file in files if file.is_file()] + [finished(experiment, root / "units")]
+    known: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for key, fingerprint in fingerprints(experiment).items():
+        current = [results[key] for results in found if results.get(key, {}).get("fingerprint") == fingerprint]
+        if current:
+            known[key] = current[-1]
+    return known
 
 
 def fingerprints(experiment: Experiment) -> dict[tuple[str, str, str], str]:
     return {(unit.panel.name, unit.line.name, unit.column): unit.fingerprint for unit in experiment.units()}
-
-
-def fingerprints_of(results: Results) -> dict[tuple[str, str, str], str]:
-    return {key: result.get("fingerprint", "") for key, result in results.items()}

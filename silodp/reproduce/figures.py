@@ -14,7 +14,7 @@ from silodp.reproduce.report import Results, deviation, numbers
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STROKES = {"exact": "-", "published": "--", "best": ":"}
+STROKES = {"exact": "-", "published": "--", "best": ":", "authors": (0, (1, 3))}
 COLOURS = [*(f"C{i}" for i in range(10)), "black", "gold", "navy", "lime"]
 X_LABELS = {"rounds": "round", "bits": "megabytes sent by the silos"}
 

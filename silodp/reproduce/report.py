@@ -10,6 +10,8 @@ import numpy as np
 
 from silodp.reproduce.experiment import Column, Experiment, Metric
 
+WIDE = 0.2  # seeds that differ by more than this part of their mean are shown by their ends too
+
 Results = Mapping[tuple[str, str, str], dict[str, Any]]  # (panel, line, column) -> the unit's result
 
 
@@ -35,7 +37,9 @@ class Cell:
 
     def __str__(self) -> str:
         spread = f" ± {self.deviation:.2g}" if len(self.values) > 1 else ""
-        return f"{self.mean:.4g}{spread}"
+        wide = len(self.values) > 2 and self.deviation > WIDE * abs(self.mean)
+        ends = f" ({min(self.values):.3g} to {max(self.values):.3g})" if wide else ""
+        return f"{self.mean:.4g}{spread}{ends}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,17 @@ class Row:
     def ours(self) -> Cell | None:
         """What stands against the published value: the run with the paper's own noise, where there is one."""
         return self.cells.get("published") or self.cells.get("exact")
+
+    @property
+    def reproduced(self) -> str:
+        """The published value against a run of the authors' program's own way, where there is one: not private."""
+        cell = self.cells.get("authors")
+        if self.published is None or cell is None:
+            return ""
+        difference = cell.mean - self.published
+        if judged(difference, self.metric) == "match":
+            return "match"
+        return "within the seeds' spread" if abs(difference) <= cell.deviation else judged(difference, self.metric)
 
     @property
     def difference(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The words of a reproduction: an experiment's table in Markdown, and the page with all of them."""
+"""The words of one experiment: its table in Markdown, its claims, what was chosen, what it took."""
 
 from __future__ import annotations
 
@@ -10,28 +10,7 @@ from typing import Any
 from silodp.digits import rounded_up
 from silodp.reproduce.claims import Judgement, judgements
 from silodp.reproduce.experiment import Column, Experiment
-from silodp.reproduce.report import Cell, Results, Row, epsilon_claims, false_claims, rows_of
-
-HEAD = """# Reproduction of the five papers
-
-Written by `silodp reproduce --docs` from the results of `make reproduce`; `silodp reproduce NAME` runs one of them
-again, with `--quick` in about two minutes, with `--full` every setting of its grid to the end. Figures and compact
-results (every seed's value, curves at 40 points or fewer) lie in [reproduction](reproduction).
-
-- **published**: printed in the paper, or read off its figure (about ± 0.01).
-- **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration, in
-  the setting found with exact noise. The epsilon in brackets is what that noise really gives, whatever is claimed.
-- **exact**: the same run with exactly the noise that the epsilon in question needs. silodp's own lines stand
-  only here, as do references without privacy and what was not run with the paper's noise.
-- **best of silodp**: the best line with exact noise at the same epsilon, trust model and data, the paper's own lines
-  included. It is chosen among them by the number shown.
-- **verdict**: our run with the paper's noise (with exact noise where there is no other) against the published value;
-  a match is within the tolerance given below each table.
-
-What is listed as chosen below a table was searched on the private records: the searches are not covered by the epsilons
-here. The papers' searches were not either. Deviations are over seeds (start and noise; one split of the data). With
-fewer than three seeds nothing is tested.
-"""
+from silodp.reproduce.report import Cell, Results, Row, false_claims, rows_of
 
 
 def as_markdown(experiment: Experiment, results: Results) -> str:
@@ -46,34 +25,54 @@ def as_markdown(experiment: Experiment, results: Results) -> str:
     parts += missed(rows)
     parts.append(chosen_settings(experiment, results))
     parts.append(effort(experiment, results))
+    left = [f"{p}, {line}, {column}" for p, line, column in missing_units(experiment, results)]
+    parts += [f"Not run yet, or not as described now: {'; '.join(left)}."] if left else []
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def missing_units(experiment: Experiment, results: Results) -> list[tuple[str, str, str]]:
+    keys = [(unit.panel.name, unit.line.name, unit.column) for unit in experiment.units()]
+    return [key for key in keys if key not in results]
 
 
 def table(experiment: Experiment, rows: Sequence[Row]) -> str:
     level = [] if experiment.levels is None else [experiment.levels.label]
-    heads = ["", *level, "line", "measure", "published", "paper's noise", "exact", "best of silodp", "verdict"]
+    authors = any("authors" in row.cells for row in rows)
+    heads = ["", *level, "line", "measure", "published", *(["authors' way (not private)"] if authors else [])]
+    heads += ["paper's noise", "exact", "verdict"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join(cells_of(row, with_level=bool(level))) + " |" for row in rows]
-    if not experiment.published:
-        return "\n".join(lines)
+    lines += ["| " + " | ".join(cells_of(row, with_level=bool(level), authors=authors)) + " |" for row in rows]
     matches = ", ".join(dict.fromkeys(f"{m.label} ± {m.tolerance:g}" for m in experiment.metrics))
-    return "\n".join(lines) + f"\n\nMatch: {matches}. {experiment.reported}".rstrip()
+    told = [f"Match: {matches}. {experiment.reported}".rstrip()] if experiment.published else []
+    return "\n\n".join(["\n".join(lines), *told, best_of_all(rows)])
 
 
-def cells_of(row: Row, *, with_level: bool) -> list[str]:
-    best = "" if row.best is None else f"{row.best} ({row.best.line})"
+def best_of_all(rows: Sequence[Row]) -> str:
+    """The best private line with exact noise, once for every place and measure."""
+    found = {(row.panel, row.level, row.metric.label): row.best for row in rows if row.best is not None}
+    if not found:
+        return ""
+    places = lambda panel, level: panel + ("" if level is None else f", {level:g}")
+    lines = ["| best of silodp | measure | value | line |", "|---|---|---|---|"]
+    lines += [f"| {places(p, level)} | {label} | {best} | {best.line} |" for (p, level, label), best in found.items()]
+    return "\n".join(lines)
+
+
+def cells_of(row: Row, *, with_level: bool, authors: bool) -> list[str]:
     published = "" if row.published is None else f"{row.published:g}"
     difference = "" if row.difference is None or not math.isfinite(row.difference) else f" ({row.difference:+.2g})"
     level = [] if not with_level else ["" if row.level is None else f"{row.level:g}"]
+    own = str(row.cells.get("authors", ""))
+    told = f"{own}: {row.reproduced}" if row.reproduced else own
     return [
         row.panel,
         *level,
         row.line,
         row.metric.label,
         published,
+        *([told] if authors else []),
         with_epsilon(row.cells.get("published")),
         "" if "exact" not in row.cells else str(row.cells["exact"]),
-        best,
         row.verdict + difference,
     ]
 
@@ -156,9 +155,16 @@ def with_that_noise(row: Row) -> str:
 
 
 def effort(experiment: Experiment, results: Results) -> str:
-    minutes = sum(result.get("seconds", 0.0) for result in results.values()) / 60
     seeds = "seed" if len(experiment.seeds) == 1 else "seeds"
-    return f"{len(experiment.seeds)} {seeds}; {minutes:.1f} minutes."
+    return f"{len(experiment.seeds)} {seeds}; {minutes(results.values())}."
+
+
+def minutes(results: Iterable[dict[str, Any]]) -> str:
+    """CPU time; runs from before it was counted have the clock's, with other runs beside them."""
+    known = list(results)
+    cpu, clock = (sum(result.get(key, 0.0) for result in known) / 60 for key in ("cpu_seconds", "seconds"))
+    told = [f"{cpu:.1f} CPU minutes"] if cpu or not clock else []
+    return " and ".join([*told, *([f"{clock:.1f} minutes by the clock"] if clock else [])])
 
 
 def chosen_settings(experiment: Experiment, results: Results) -> str:
@@ -186,51 +192,3 @@ def across_levels(result: dict[str, Any], key: str, grid: Sequence[Any]) -> str:
     chosen = [level["setting"][key] for level in result["levels"]]
     words = [f"{value:g}" + ("\\*" if value in ends else "") for value in chosen]
     return f"{key.rpartition('.')[2]} {words[0] if len(set(words)) == 1 else ' / '.join(words)}"
-
-
-def whole_page(sections: Sequence[tuple[Experiment, Results]], missing: Sequence[str]) -> str:
-    parts = [HEAD, overview(sections)]
-    if missing:
-        parts.append(f"Not run yet, or not as they are described now: {', '.join(missing)}.")
-    for experiment, results in sections:
-        parts.append(as_markdown(experiment, results))
-        parts.append(f"![{experiment.name}](reproduction/{experiment.name}.png)\n")
-    return "\n\n".join(parts)
-
-
-def overview(sections: Sequence[tuple[Experiment, Results]]) -> str:
-    """Two tables, of the published values and of the claims, and the time it all took."""
-    # Figures of a paper share some of their runs: each counts once.
-    each = {(e.paper, key, r.get("seconds", 0.0)) for e, results in sections for key, r in results.items()}
-    minutes = sum(seconds for *_, seconds in each) / 60
-    time = (
-        f"The runs took {minutes:.0f} minutes in all if counted one after another; several ran at a time, so that each "
-        "took longer than alone."
-    )
-    return "\n\n".join([values_table(sections), claims_table(sections), time])
-
-
-def values_table(sections: Sequence[tuple[Experiment, Results]]) -> str:
-    """For each experiment, how many published values were met and how often the paper's noise is too small."""
-    heads = ["experiment", "published values", "matched or bettered by our run of the line"]
-    heads += ["reached by the best of silodp at the claimed epsilon", "runs whose noise is less than claimed"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for experiment, results in sections:
-        rows = [row for row in rows_of(experiment, results) if row.verdict]
-        wrong, claimed = false_claims(results), len(epsilon_claims(results))
-        good, reached = sum(row.verdict in ("match", "better") for row in rows), sum(bool(row.beaten) for row in rows)
-        counts = [str(len(rows)), str(good), str(reached)] if rows else ["none", "", ""]
-        cells = [experiment.name, *counts, f"{len(wrong)} of {claimed}" if claimed else ""]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def claims_table(sections: Sequence[tuple[Experiment, Results]]) -> str:
-    """One line for each claim of each experiment."""
-    lines = ["| experiment | claim | verdict with the paper's noise | with exact noise |", "|---|---|---|---|"]
-    for experiment, results in sections:
-        found = {(j.claim.text, j.column): j.verdict for j in judgements(experiment, results)}
-        for text in dict.fromkeys(claim.text for claim in experiment.claims):
-            cells = [experiment.name, text, found.get((text, "published"), ""), found.get((text, "exact"), "")]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)

@@ -1,0 +1,176 @@
+"""The pages of the docs: a short one with claim, verdict and figure of each paper, and one for each paper's details."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from silodp.reproduce.claims import Judgement, judgements
+from silodp.reproduce.experiment import Column, Experiment
+from silodp.reproduce.report import Results, epsilon_claims, false_claims, rows_of
+from silodp.reproduce.text import as_markdown, minutes
+
+Section = tuple[Experiment, Results]
+
+# By the first word of an experiment's name: the paper, and what it says of its experiments.
+PAPERS = {
+    "psgm": (
+        "Efficient Private Federated Non-Convex Optimization with Shuffled Model",
+        "MB-PSGM-FG trains a small network on California Housing in the shuffle model; losses fall as epsilon grows.",
+    ),
+    "spider": (
+        "Private Non-Convex Federated Learning Without a Trusted Server (Lowy, Ghafelebashi, Razaviyayn 2023)",
+        "FedProx-SPIDER has a lower test error than MB-SGD and Local SGD on MNIST, CIFAR-10 and WBCD.",
+    ),
+    "soteria": (
+        "SoteriaFL (Li, Zhao, Li, Chi 2022)",
+        "Shifted compression beats direct compression, and compressed messages beat uncompressed ones per bit.",
+    ),
+    "diff2": (
+        "DIFF2 (Murata, Suzuki 2023)",
+        "DIFF2-GD reaches lower losses and gradient norms than DP-GD under a trusted server.",
+    ),
+    "mu2": (
+        "Private and Federated Stochastic Convex Optimization (Reshef, Levy 2024)",
+        "DP-mu2-FL trains softmax regression on MNIST in one pass, with trusted and untrusted servers.",
+    ),
+}
+
+HEAD = """# Reproduction of the five papers
+
+What each paper claims of its experiments, and what our runs of its algorithms show. A page for each paper has the
+tables, every claim, the settings and the figures.
+
+Written by `silodp reproduce --docs` from the results of `make reproduce`; `silodp reproduce NAME` runs one of them
+again, with `--quick` in about two minutes, with `--full` every setting of its grid to the end. Compact results (every
+seed's value, curves at 40 points or fewer) lie in [reproduction](reproduction).
+"""
+
+WORDS = """## How to read the tables
+
+- **published**: printed in the paper, or read off its figure (about ± 0.01).
+- **authors' way (not private)**: the line as the authors' program runs it, where that differs from the paper. The
+  program of SoteriaFL clips the mean of a batch and not each record's gradient, so its noise protects nobody.
+- **paper's noise**: our run of the paper's algorithm, with per-record clipping, under the paper's own calibration, in
+  the setting found with exact noise. The epsilon in brackets is what that noise really gives, whatever is claimed.
+- **exact**: the same run with exactly the noise that the epsilon in question needs. silodp's own lines stand
+  only here, as do references without privacy and what was not run with the paper's noise.
+- **best of silodp**: the best line with exact noise at the same epsilon, trust model and data, the paper's own lines
+  included. It is chosen among them by the number shown.
+- **verdict**: our run with the paper's noise (with exact noise where there is no other) against the published value;
+  a match is within the tolerance given below each table.
+
+What is listed as chosen below a table was searched on the private records: the searches are not covered by the epsilons
+here. The papers' searches were not either. Deviations are over seeds (start and noise; one split of the data), with the
+smallest and largest value where seeds differ widely. With fewer than three seeds nothing is tested.
+"""
+
+
+def pages(sections: Sequence[Section], missing: Sequence[str]) -> dict[str, str]:
+    """Every page by its path below docs/."""
+    by_paper: dict[str, list[Section]] = {}
+    for section in sections:
+        by_paper.setdefault(paper_of(section[0]), []).append(section)
+    ordered = sorted(by_paper, key=lambda paper: [*PAPERS, paper].index(paper))
+    parts = [HEAD, *(paper_summary(paper, by_paper[paper]) for paper in ordered), overview(sections)]
+    parts += [f"Not run yet, or not as they are described now: {', '.join(missing)}."] if missing else []
+    whole = {"reproduction.md": "\n\n".join([*parts, WORDS])}
+    return whole | {f"reproduction/{paper}.md": details(paper, own) for paper, own in by_paper.items()}
+
+
+def paper_of(experiment: Experiment) -> str:
+    return experiment.name.partition("-")[0]
+
+
+def details(paper: str, sections: Sequence[Section]) -> str:
+    title = PAPERS.get(paper, (paper, ""))[0]
+    parts = [f"# {title}\n\nThe [summary](../reproduction.md) says how to read the tables."]
+    for experiment, results in sections:
+        parts += [as_markdown(experiment, results), f"![{experiment.name}]({experiment.name}.png)\n"]
+    return "\n\n".join(parts)
+
+
+def paper_summary(paper: str, sections: Sequence[Section]) -> str:
+    """Claim, verdict, one figure."""
+    title, says = PAPERS.get(paper, (paper, ""))
+    own = distinct(sections)
+    shown = max(own, key=lambda section: len(section[1]))[0].name
+    parts = [f"## {title}", f"**Claim.** {says}" if says else "", values_told(own), claims_told(own)]
+    parts += [f"Tables and settings: [{paper}](reproduction/{paper}.md).", f"![{shown}](reproduction/{shown}.png)"]
+    return "\n\n".join(part for part in parts if part)
+
+
+def distinct(sections: Sequence[Section]) -> list[Section]:
+    """Without figures all of whose runs another figure of the paper has too."""
+    runs = [{result.get("fingerprint", "") for result in results.values()} for _, results in sections]
+    again = lambda i: any(runs[i] < other or (runs[i] == other and j < i) for j, other in enumerate(runs) if j != i)
+    return [section for i, section in enumerate(sections) if not again(i)]
+
+
+def values_told(sections: Sequence[Section]) -> str:
+    """How the published values fare, in one sentence for each way of running the lines."""
+    rows = [row for section in sections for row in rows_of(*section) if row.published is not None]
+    if not rows:
+        return "The paper prints no values; its claims are judged below."
+    authors = [row.reproduced for row in rows if row.reproduced]
+    ours = [row.verdict for row in rows if row.verdict]
+    reached = [row.beaten for row in rows if row.beaten is not None]
+    told = [f"**Values.** The paper has {len(rows)} values (those that two figures share are counted once)."]
+    if authors:
+        near = sum(each == "within the seeds' spread" for each in authors)
+        told.append(
+            f"Run the authors' way, which is not private, {authors.count('match')} of {len(authors)} are matched, "
+            f"{near} more are within the spread of our seeds and {authors.count('better')} are bettered."
+        )
+    good = sum(each in ("match", "better") for each in ours)
+    told.append(f"Our private runs of the same lines match or better {good} of {len(ours)}.")
+    told.append(f"The best of silodp at the claimed epsilon is at least as good as {sum(reached)} of {len(reached)}.")
+    return " ".join(told)
+
+
+def claims_told(sections: Sequence[Section]) -> str:
+    """A row for each claim of the paper, over all places of all its figures."""
+    found: dict[str, dict[Column, list[Judgement]]] = {}
+    for section in sections:
+        for judgement in judgements(*section):
+            found.setdefault(judgement.claim.text, {}).setdefault(judgement.column, []).append(judgement)
+    if not found:
+        return ""
+    lines = ["| claim of a figure | with the paper's noise | with exact noise |", "|---|---|---|"]
+    lines += [
+        f"| {text} | {counted(own.get('published'))} | {counted(own.get('exact'))} |" for text, own in found.items()
+    ]
+    return "\n".join(lines)
+
+
+def counted(judged: Sequence[Judgement] | None) -> str:
+    if not judged:
+        return ""
+    places, wins = sum(len(j.gains) for j in judged), sum(j.wins for j in judged)
+    tested, sure = sum(len(j.tested) for j in judged), sum(j.significant for j in judged)
+    return f"holds in {wins} of {places} places" + (f" (p < 0.05 in {sure} of {tested} tested)" if tested else "")
+
+
+def overview(sections: Sequence[Section]) -> str:
+    """The published values of every figure, and the time it all took."""
+    # Figures of a paper share some of their runs: each counts once.
+    each = {(e.paper, key, str(r.get("fingerprint"))): r for e, results in sections for key, r in results.items()}
+    time = f"All runs took {minutes(each.values())}."
+    return "\n\n".join(["## Published values, figure by figure", values_table(sections), time])
+
+
+def values_table(sections: Sequence[Section]) -> str:
+    """For each experiment, how many published values were met and how often the paper's noise is too small."""
+    heads = ["experiment", "published values", "matched the authors' way (not private)"]
+    heads += ["matched or bettered by our private run of the line"]
+    heads += ["reached by the best of silodp at the claimed epsilon", "runs whose noise is less than claimed"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for experiment, results in sections:
+        rows = [row for row in rows_of(experiment, results) if row.verdict]
+        wrong, claimed = false_claims(results), len(epsilon_claims(results))
+        authors = [row.reproduced for row in rows if row.reproduced]
+        met = f"{authors.count('match')} of {len(authors)}" if authors else ""
+        good, reached = sum(row.verdict in ("match", "better") for row in rows), sum(bool(row.beaten) for row in rows)
+        counts = [str(len(rows)), met, str(good), str(reached)] if rows else ["none", "", "", ""]
+        cells = [experiment.name, *counts, f"{len(wrong)} of {claimed}" if claimed else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
