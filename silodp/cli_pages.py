@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,7 +14,7 @@ from rich.table import Table
 from silodp.cli_fit import told
 from silodp.errors import ConfigError
 from silodp.later import Later
-from silodp.show import console, print_expectations, print_landscape, print_summary
+from silodp.show import console, print_errors, print_expectations, print_landscape, print_summary
 
 folders = Later("silodp.run.directory")
 
@@ -114,29 +115,62 @@ def plan(
     delta: Annotated[float | None, typer.Option(help="default: min(1e-5, 1/(10 n))")] = None,
     trust: Annotated[str, typer.Option(help="who is trusted")] = "untrusted",
     model: Annotated[str, typer.Option(help="logistic or linear")] = "logistic",
-    figure: Annotated[Path | None, typer.Option(help="draw noise against epsilon to this PNG, PDF or SVG")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="draw expected error (with a config: noise) against epsilon to this PNG, PDF or SVG"),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """What would be run and with how much noise, and what other trust models would buy; no record is looked at."""
+    """What would be run, with how much noise and what error to expect, and what other trust models would buy.
+
+    No record is looked at. The expected error is that on a made-up task (silodp.plan.made_up): an order of magnitude.
+    """
     with told():
         if (config is None) == (records is None):
             raise ConfigError("plan: give CONFIG.toml, or --records (with --silos, --features, --epsilon), not both")
-        from silodp.front.advice import default_delta
         from silodp.parse import load_config
         from silodp.plan.expect import expectations, known_facts
-        from silodp.plan.landscape import described, draw, landscape
+        from silodp.plan.landscape import draw_noise, landscape
 
         if records is not None:
-            asked = described(records, silos, features, epsilon, delta or default_delta(records), trust, model)
+            expected = expected_of(records, silos, features, epsilon, delta, trust, model, figure)
         else:
             assert config is not None
             asked = load_config(config, set)
-        expected, sizes = expectations(asked), known_facts(asked).sizes
-        expected["landscape"] = found = landscape(asked, sizes, expected["parameters"] or 1)
-        if figure is not None:
-            draw(found, sum(sizes), expected["parameters"] or 1, figure)
+            expected, sizes = expectations(asked), known_facts(asked).sizes
+            expected["landscape"] = found = landscape(asked, sizes, expected["parameters"] or 1)
+            if figure is not None:
+                draw_noise(found, sum(sizes), expected["parameters"] or 1, figure)
         if json_:
             print(json.dumps(expected, indent=2))
-        else:
-            print_expectations(expected)
-            print_landscape(found)
+            return
+        print_expectations(expected)
+        if expected.get("error"):
+            print_errors(expected["error"])
+        print_landscape(expected["landscape"])
+
+
+def expected_of(
+    records: int, silos: int, features: int, epsilon: float, delta: float | None, trust: str, model: str,
+    figure: Path | None,
+) -> dict[str, Any]:  # fmt: skip
+    """From numbers alone; a few seconds, in which a made-up task is learnt at every epsilon."""
+    from silodp.front.advice import default_delta
+    from silodp.plan.expect import expectations
+    from silodp.plan.landscape import described, draw, expected_errors, landscape
+    from silodp.plan.made_up import KINDS, MOST_FEATURES, Task
+
+    if model not in KINDS:
+        raise ConfigError(f"--model {model}: without a config it must be {' or '.join(KINDS)}")
+    asked = described(records, silos, features, epsilon, delta or default_delta(records), trust, model)
+    sizes = tuple(asked.data.sizes or ())
+    task = Task(model, features, records)
+    expected = expectations(asked, replace(task.facts(sizes), parameters=features + 1))
+    expected["landscape"] = landscape(asked, sizes, features + 1)
+    if features <= MOST_FEATURES:
+        expected["error"] = expected_errors(asked, task, sizes)
+    if figure is not None and features > MOST_FEATURES:
+        raise ConfigError(f"--figure: expected errors are found for at most {MOST_FEATURES} features")
+    if figure is not None:
+        draw(expected["error"], records, features, figure)
+    return expected

@@ -254,8 +254,10 @@ class AlgorithmConfig(OpenSection):
     epochs: int | None = Field(default=None, ge=1, description="epochs of prox-svrg between restarts of the whole")
     diameter: float | None = Field(default=None, gt=0, description="D of mu2's ball")
     weight_power: float | None = Field(default=None, ge=1, description="p of mu2's weights t^p (1)")
-    gradient_bound: float | None = Field(default=None, gt=0, description="G")
-    smoothness: float | None = Field(default=None, gt=0, description="L")
+    gradient_bound: float | None = Field(default=None, gt=0, description="G: the longest gradient of a record's loss")
+    smoothness: float | None = Field(
+        default=None, gt=0, description="L: how fast a record's gradient can change (Lipschitz constant)"
+    )
     heterogeneity: float | None = Field(
         default=None, gt=0, description="zeta: how far silos' Hessians are from their mean; 2 L when left out"
     )

@@ -165,6 +165,37 @@ def print_whitening(moment: str, share: float, centre: float, clip: float) -> No
     told(f"{before} the features' {asked} ({share:.0%} of the budget), which {does}; then:")
 
 
+def print_errors(found: dict[str, Any]) -> None:
+    """Expected error against epsilon, silos and trust, and what `auto` takes."""
+    what = {"logistic": "share of wrong classes", "linear": "unexplained share of the variance"}[found["kind"]]
+    title = f"expected error ({what}) on a made-up task, ± over {found['draws']} draws of the noise"
+    table = Table("epsilon", *found["lines"], title=title)
+    for i, epsilon in enumerate(found["epsilons"]):
+        cells = (f"{row[i]['mean']:.3f} ± {row[i]['deviation']:.3f}" for row in found["lines"].values())
+        table.add_row(f"{epsilon:g}", *cells)
+    console.print(table)
+    told("; ".join(f"{name}: {level:.3f}" for name, level in found["levels"].items()))
+    for choice, where in by_choice(found).items():
+        told(f"auto takes {choice}: {where}")
+
+
+def by_choice(found: dict[str, Any]) -> dict[str, str]:
+    """What `auto` takes, and where: in words, the shorter the more often."""
+    cells = [
+        (name, epsilon, choice)
+        for name, row in found["takes"].items()
+        for epsilon, choice in zip(found["epsilons"], row, strict=True)
+    ]
+    choices = dict.fromkeys(choice for _, _, choice in cells)
+    if len(choices) == 1:
+        return dict.fromkeys(choices, "everywhere in this table")
+    told = {}
+    for choice in choices:
+        lines = {name: [f"{e:g}" for n, e, c in cells if n == name and c == choice] for name in found["takes"]}
+        told[choice] = "; ".join(f"{name} at epsilon {', '.join(at)}" for name, at in lines.items() if at)
+    return told
+
+
 def print_landscape(found: dict[str, Any]) -> None:
     """Noise against epsilon, silos and trust."""
     title = "length of the noise over that of the longest gradient, the whole budget in one release"

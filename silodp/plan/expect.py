@@ -25,11 +25,11 @@ SHOWN = (
 WHITENING = ("moment", "share", "centre", "clip")
 
 
-def expectations(config: Config) -> dict[str, Any]:
+def expectations(config: Config, facts: Facts | None = None) -> dict[str, Any]:
     """From public facts alone; of data only sizes and shapes are looked at."""
     if not config.privacy.private:
         raise ConfigError("privacy.epsilon is missing: give a target; without noise there is nothing to expect")
-    facts = known_facts(config)
+    facts = facts or known_facts(config)
     plan = make_plan(config, facts)
     warn_of_run(plan.config, plan.facts.sizes)
     algorithm, whiten = plan.config.algorithm, plan.config.whiten
