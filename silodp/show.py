@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,25 +176,23 @@ def print_errors(found: dict[str, Any]) -> None:
         table.add_row(f"{epsilon:g}", *cells)
     console.print(table)
     told("; ".join(f"{name}: {level:.3f}" for name, level in found["levels"].items()))
-    for choice, where in by_choice(found).items():
+    for choice, where in reversed(by_choice(found).items()):
         told(f"auto takes {choice}: {where}")
 
 
 def by_choice(found: dict[str, Any]) -> dict[str, str]:
-    """What `auto` takes, and where: in words, the shorter the more often."""
+    """What `auto` takes, and where; of the commonest choice no places are told."""
     cells = [
         (name, epsilon, choice)
         for name, row in found["takes"].items()
         for epsilon, choice in zip(found["epsilons"], row, strict=True)
     ]
-    choices = dict.fromkeys(choice for _, _, choice in cells)
-    if len(choices) == 1:
-        return dict.fromkeys(choices, "everywhere in this table")
-    told = {}
-    for choice in choices:
+    (commonest, count), *others = Counter(choice for *_, choice in cells).most_common()
+    places: dict[str, str] = {}
+    for choice, _ in others:
         lines = {name: [f"{e:g}" for n, e, c in cells if n == name and c == choice] for name in found["takes"]}
-        told[choice] = "; ".join(f"{name} at epsilon {', '.join(at)}" for name, at in lines.items() if at)
-    return told
+        places[choice] = "; ".join(f"{name} at epsilon {', '.join(at)}" for name, at in lines.items() if at)
+    return {commonest: "everywhere" if count == len(cells) else "everywhere but there", **places}
 
 
 def print_landscape(found: dict[str, Any]) -> None:
