@@ -26,21 +26,21 @@ from silodp.deploy.document import Document, told_facts
 from silodp.deploy.policy import SENTENCES
 from silodp.deploy.wire import decode, encode
 from silodp.errors import ConfigError, Refused
-from tests import faults
+from tests.faults.network import BROKEN, Network, faults, inject
 from tests.guards import X0, Federation
 
 
 def test_no_fault_loses_or_doubles_a_release(tmp_path):
-    counts = faults.inject(tmp_path, 6, 3, Counter(), rate=0.3)
-    assert sum(counts[name] for name in faults.FAULTS) >= 6
-    assert {name: counts[name] for name in faults.BROKEN} == dict.fromkeys(faults.BROKEN, 0)
+    counts = inject(tmp_path, 4, 3, Counter(), rounds=4)
+    assert faults(counts) >= 4
+    assert {name: counts[name] for name in BROKEN} == dict.fromkeys(BROKEN, 0)
     assert counts["finished"] == counts["runs"] >= 1
 
 
 @pytest.mark.slow
 def test_a_thousand_faults(tmp_path):
-    counts = faults.inject(tmp_path, 1000, 4, Counter())
-    assert {name: counts[name] for name in faults.BROKEN} == dict.fromkeys(faults.BROKEN, 0)
+    counts = inject(tmp_path, 1000, 4, Counter())
+    assert {name: counts[name] for name in BROKEN} == dict.fromkeys(BROKEN, 0)
     assert counts["finished"] == counts["runs"]
 
 
@@ -49,22 +49,23 @@ def test_the_harness_notices_a_guard_that_answers_twice(tmp_path, monkeypatch):
     monkeypatch.setattr("silodp.deploy.silo.SiloServer._check_fresh", lambda *_: None)
     monkeypatch.setattr("silodp.deploy.desk.Desk._asked", lambda self, header: self.asked)
     monkeypatch.setattr("silodp.deploy.silo.SiloServer._check_budget", lambda *_: None)
-    monkeypatch.setattr("silodp.deploy.vouch.Vouch.check_same", lambda *_: None)
-    faulty = faults.Faulty(tmp_path, 1)
-    faulty.begin()
-    text = signing.canonical(faulty.document.tree).decode()
-    faulty.answer("north", encode({"kind": "plan", "document": text, "approvals": faulty.approvals}, {}))
-    question = encode({"kind": "ask", "run": faulty.document.run, "query": "value", "round": 0}, {"0": X0})
-    faulty.answer("north", question)
-    faulty.answer("north", question)
-    assert faulty.counts["two answers to one question"] == 0
-    ledger = faulty.sites.guard("north").ledger
+    monkeypatch.setattr("silodp.deploy.vouch.Vouch.check_same", lambda *_: {})
+    network = Network(tmp_path, 1, Counter())
+    sites, document = network.sites, network.sites.document()
+    network.number = document.run
+    assert sites.open("north", document, sites.approve(document))["kind"] == "ready"
+    question = encode({"kind": "ask", "run": document.run, "query": "value", "round": 0}, {"0": X0})
+    for _ in range(2):
+        network.compare("north", question, sites.rpc("north", question))
+    network.check("north")
+    assert not sum(network.counts.values())
+    ledger = sites.guard("north").ledger
     ledger.db.execute("delete from answer")
-    faulty.answer("north", question)
-    assert faulty.counts["two answers to one question"] == 1, ledger.refusals()
-    faulty.checked()
-    assert faulty.counts["lost"] == 1
-    faulty.sites.close()
+    network.compare("north", question, sites.rpc("north", question))
+    assert network.counts["two answers to one question"] == 1, ledger.refusals()
+    network.check("north")
+    assert network.counts["lost"] == 1
+    sites.close()
 
 
 # --- fuzzing -----------------------------------------------------------------------------------------------------

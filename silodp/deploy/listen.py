@@ -9,13 +9,15 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from silodp.deploy.wire import put_frame, take_frame
+from silodp.deploy.wire import Late, plain, put_frame, take_frame
 from silodp.errors import ConfigError, Refused
 
 IDLE, FRAME = 3600.0, 60.0  # seconds: between questions, and for one to arrive
+ONCE, FIRST_PAUSE, LONGEST_PAUSE = 60.0, 0.2, 5.0  # seconds: for one try, and between two
 MOST = 8  # connections at a time
 
 
@@ -113,7 +115,20 @@ class GuardSocket:
         self.connection = None
 
 
-def sockets(paths: Mapping[str, Path], patience: float) -> Callable[[str, bytes], bytes]:
-    """rpc(site, bytes) over guards' sockets on this machine."""
-    links = {site: GuardSocket(path, patience) for site, path in paths.items()}
-    return lambda site, data: links[site].ask(data)
+def sockets(paths: Mapping[str, Path], patience: float, once: float = ONCE) -> Callable[[str, bytes], bytes]:
+    """rpc(site, bytes) over guards' sockets on this machine. A question is repeated until the patience is over."""
+    links = {site: GuardSocket(path, min(once, patience)) for site, path in paths.items()}
+    return lambda site, data: repeated(site, lambda: links[site].ask(data), patience)
+
+
+def repeated(site: str, ask: Callable[[], bytes], patience: float) -> bytes:
+    """What a site says in the end: it may be restarting, stopped for a while, or busy."""
+    until, pause = time.monotonic() + patience, FIRST_PAUSE
+    while True:
+        try:
+            return ask()
+        except (OSError, Refused, ConfigError) as error:
+            if time.monotonic() + pause > until:
+                raise Late(f"site {site}: no answer in {patience:g} s ({plain(error)})") from None
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)

@@ -5,8 +5,10 @@ Otherwise a round that is asked again would toss other coins and ask another que
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from silodp.deploy.files import sync_folder
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
 from silodp.randomness import Shape, Step, SystemRandomness
+
+
+def checksum(purpose: str, value: np.ndarray) -> str:
+    return hashlib.sha256(f"{purpose}|{value.dtype}|{value.shape}|".encode() + value.tobytes()).hexdigest()
 
 
 class Recorded:
@@ -38,22 +44,25 @@ class Recorded:
         self._append(f"round {round}", np.zeros(0))
 
     def _read(self) -> list[tuple[str, np.ndarray]]:
+        """Entries up to the last whole one. What comes after it was never used, and must not stand before new ones."""
         if not self.path.is_file():
             return []
-        entries = []
-        with self.path.open("rb") as file:
-            try:
+        entries, whole = [], 0
+        with self.path.open("r+b") as file:
+            with suppress(Refused, LookupError):  # of an entry that was not written to its end
                 while data := read_frame(file):
                     header, arrays = decode(data)
+                    if header.get("checksum") != checksum(header["purpose"], arrays["value"]):
+                        break
                     entries.append((header["purpose"], arrays["value"]))
-            except Refused:  # a last entry that was not whole: nobody has used it
-                return entries
+                    whole = file.tell()
+            file.truncate(whole)
         return entries
 
     def _append(self, purpose: str, value: np.ndarray) -> None:
         new = not self.path.exists()
         with self.path.open("ab") as file:
-            write_frame(file, encode({"purpose": purpose}, {"value": value}))
+            write_frame(file, encode({"purpose": purpose, "checksum": checksum(purpose, value)}, {"value": value}))
             os.fsync(file.fileno())
         if new:
             sync_folder(self.path.parent)

@@ -1,0 +1,167 @@
+"""The processes: guard, relay and server as they are deployed, each with one place where its disk can be made to fail.
+
+They are forked from a server that has imported everything and computed nothing, so that a killed one is back at once.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from silodp.deploy import blobs, guard, guarding, ledger, server, silo  # noqa: F401 (a fork finds them imported)
+from silodp.deploy.approval import load
+from silodp.deploy.listen import GuardSocket, Listener, sockets
+from silodp.deploy.wire import decode
+from silodp.errors import ConfigError
+from tests.faults import disks
+
+ONCE, PATIENCE = 10.0, 300.0  # seconds: for one try, and for all of them
+LARGEST = 1 << 24
+
+Process = multiprocessing.process.BaseProcess
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.faults.parties"])
+
+
+def started(target: Any, *given: Any) -> Process:
+    process = CONTEXT.Process(target=target, args=given)  # pyright: ignore[reportAttributeAccessIssue]
+    process.start()
+    return process
+
+
+def quiet(log: Path) -> None:
+    """What a party prints goes to a file."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+
+
+# --- a guard -----------------------------------------------------------------------------------------------------
+
+
+def run_guard(folder: Path, order: Path, large: int) -> None:
+    """As `silodp silo guard`. `order`: a file that says which disk fault comes with the next question."""
+    quiet(folder.with_suffix(".log"))
+    blobs.LARGE, honest = large, guard.Guard.reply
+
+    def reply(self: guard.Guard, data: bytes) -> bytes:
+        if not order.is_file():
+            return honest(self, data)
+        told = json.loads(order.read_text())
+        order.unlink()
+        hit = order.with_suffix(".hit")
+        try:
+            with broken(self, told):
+                answer = honest(self, data)
+        except OSError:  # not even the log can be written
+            hit.touch()
+            raise
+        if decode(answer)[0].get("code") == "disk":
+            hit.touch()
+        if told["fault"] in ("sync fails", "write fails"):
+            raise ConnectionError  # this thread cannot write any more
+        return answer
+
+    guard.Guard.reply = reply
+    try:
+        guarding.serve(folder)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+
+
+@contextmanager
+def broken(guard: guard.Guard, told: dict[str, Any]) -> Iterator[None]:
+    """One disk fault during one question."""
+    fault, place = told["fault"], told["place"]
+    log = Path(f"{guard.ledger.path}-wal")
+    limit = max(0, (log.stat().st_size if log.is_file() else 0) + place)
+    if fault == "sync fails":
+        disks.forbid(disks.NUMBERS["sync"], disks.FAIL | disks.IO_ERROR)
+    elif fault == "write fails":
+        disks.forbid(disks.NUMBERS["write"], disks.FAIL | disks.IO_ERROR)
+    elif fault.startswith("killed at "):
+        disks.forbid(disks.NUMBERS[fault.removeprefix("killed at ")], disks.KILL)
+    elif fault == "disk full":
+        with disks.limited(resource.RLIMIT_FSIZE, limit):
+            yield
+        return
+    elif fault == "torn write":
+        disks.die_when_full()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    elif fault == "no file handles":
+        with disks.limited(resource.RLIMIT_NOFILE, 3):
+            yield
+        return
+    elif fault == "counter not written":
+        guard.ledger._note = unwritten
+        try:
+            yield
+        finally:
+            del guard.ledger._note
+        return
+    elif fault == "clock jumps":
+        honest = ledger.time.time
+        ledger.time.time = lambda: honest() + place * 1e5
+        try:
+            yield
+        finally:
+            ledger.time.time = honest
+        return
+    yield
+
+
+def unwritten(head: Any) -> None:
+    raise OSError(disks.IO_ERROR, "Input/output error")
+
+
+# --- the others --------------------------------------------------------------------------------------------------
+
+
+def run_relay(own: Path, guards: Path) -> None:
+    """A process that carries bytes to a guard's socket and back."""
+    quiet(own.with_suffix(".log"))
+    link = GuardSocket(guards, ONCE)
+
+    def carried(data: bytes) -> bytes:
+        try:
+            return link.ask(data)
+        except ValueError as error:  # no guard there, or none in time: who asks will ask again
+            raise ConnectionError(str(error)) from None
+
+    Listener(own, os.getuid(), carried, LARGEST).serve()
+
+
+def run_server(plan: Path, approvals: list[Any], paths: dict[str, Path], folder: Path, order: dict[str, Any]) -> None:
+    """As `silodp server run`. `order`: at which checkpoint its disk fails, and how."""
+    quiet(folder.with_suffix(".log"))
+    honest, left = server.Driver._save, [order.get("after", -1)]
+
+    def save(self: Any, carry: Any, done: int) -> None:
+        left[0] -= 1
+        if left[0] == 0 and order["fault"] == "disk full":
+            with disks.limited(resource.RLIMIT_FSIZE, order["place"]):
+                honest(self, carry, done)
+        if left[0] == 0 and order["fault"].startswith("killed at "):
+            disks.forbid(disks.NUMBERS[order["fault"].removeprefix("killed at ")], disks.KILL)
+        honest(self, carry, done)
+
+    server.Driver._save = save
+    try:
+        server.drive(load(plan), approvals, sockets(paths, PATIENCE, ONCE), folder)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {type(error).__name__}: {error}")
+
+
+def spoilt(folder: Path, chosen: random.Random) -> None:
+    """What the server had not synchronised when the power went: files under their first names, and the last coins."""
+    for file in folder.glob("*.partial"):
+        file.write_bytes(disks.mixed(b"", file.read_bytes(), chosen))
