@@ -76,7 +76,8 @@ def refusals(directory: Path | None = None) -> Iterator[None]:
         complain(f"error: {' '.join(str(error).split())}")
         raise typer.Exit(2) from None
     except Refused as error:
-        complain(f"error: message run: {error}")
+        resumable = directory is not None and directories.is_resumable(directory)
+        complain(f"error: message run: {error}" + (f"; continue with: silodp resume {directory}" if resumable else ""))
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         resumable = directory is not None and directories.is_resumable(directory)

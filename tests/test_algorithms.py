@@ -13,7 +13,7 @@ import pytest
 from silodp.algorithms import REGISTRY
 from silodp.algorithms.soteria import Table
 from silodp.config import Config
-from silodp.deploy.coordinator import joined
+from silodp.deploy.pipes import joined
 from silodp.errors import ConfigError
 from silodp.models import build_model
 from silodp.objective import build_objective

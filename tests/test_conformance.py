@@ -12,7 +12,8 @@ import pytest
 from silodp.channels import Summed
 from silodp.config import Config
 from silodp.data import FederatedData
-from silodp.deploy.coordinator import MessageFederation, joined
+from silodp.deploy.coordinator import MessageFederation
+from silodp.deploy.pipes import joined
 from silodp.plan.certificate import settle
 from silodp.run.directory import RunDirectory
 from silodp.run.history import rows_of

@@ -12,8 +12,8 @@ import pytest
 import silodp
 from silodp import gradients
 from silodp.data import FederatedData, SiloData, load_data
-from silodp.deploy.coordinator import joined
 from silodp.deploy.links import SiloProcess
+from silodp.deploy.pipes import joined
 from silodp.deploy.silo import SiloServer
 from silodp.doubles import highs
 from silodp.errors import ConfigError, Refused

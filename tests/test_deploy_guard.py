@@ -18,6 +18,7 @@ from silodp.deploy import approval, server, signing
 from silodp.deploy.certify import verified
 from silodp.deploy.desk import question_of
 from silodp.deploy.document import Document
+from silodp.deploy.files import held
 from silodp.deploy.guard import Guard, total_with
 from silodp.deploy.office import open_ledger
 from silodp.deploy.policy import Denied, read_policy
@@ -215,12 +216,12 @@ def test_a_checkpoint_with_another_bit_is_found_at_once(sites, tmp_path, monkeyp
 
 def test_two_servers_do_not_work_in_one_folder(tmp_path):
     with (
-        server.held(tmp_path / "run"),
+        held(tmp_path / "run", "server"),
         pytest.raises(ConfigError, match="another server"),
-        server.held(tmp_path / "run"),
+        held(tmp_path / "run", "server"),
     ):
         pass
-    with server.held(tmp_path / "run"):
+    with held(tmp_path / "run", "server"):
         assert (tmp_path / "run").stat().st_mode & 0o077 == 0
 
 

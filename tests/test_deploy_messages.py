@@ -24,8 +24,9 @@ from silodp.channels.channel import SMALLEST_BOUND
 from silodp.channels.masks import Masks
 from silodp.config import Config
 from silodp.data import SiloData
-from silodp.deploy.coordinator import MessageFederation, set_up
+from silodp.deploy.coordinator import MessageFederation
 from silodp.deploy.links import SiloProcess
+from silodp.deploy.pipes import set_up
 from silodp.deploy.silo import SiloServer, reply, serve
 from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
 from silodp.errors import ConfigError, Refused
@@ -33,8 +34,9 @@ from silodp.parse import parse_config
 from silodp.plan.certificate import SIMULATED, settle
 from silodp.plan.plan import Plan
 from silodp.randomness import GRID_STEPS, SeededRandomness, SystemRandomness
+from silodp.run.directory import RunDirectory
 from silodp.run.prepare import prepare
-from silodp.run.runner import context_of, train
+from silodp.run.runner import context_of, resume, train
 from silodp.sampling import MOVES, FixedSize
 from tests.cases import case
 from tests.conftest import made_data
@@ -717,22 +719,35 @@ def test_masks_are_those_of_the_silos_that_the_plan_has_in_the_round():
     assert len(seen) > 1
 
 
-def test_a_missing_silo_ends_the_run_and_leaves_no_model(tmp_path, monkeypatch):
-    honest = MessageFederation.begin_round
+def test_a_killed_silo_ends_the_run_without_a_model_and_resume_goes_on(tmp_path, monkeypatch):
+    """Masked sums: the silo that comes back has its key, its pads and its account, and no round is asked of others."""
+    honest, out, silos = MessageFederation.begin_round, tmp_path / "run", []
+
+    class Known(SiloProcess):
+        def __init__(self, *given: Any, **named: Any):
+            super().__init__(*given, **named)
+            silos.append(self.process)
 
     def begin_round(self: MessageFederation, round: int) -> None:
         honest(self, round)
-        if round == 1:
-            self.processes[1].process.kill()
-            self.processes[1].process.wait()
+        if round == 1 and len(silos) == 2:
+            silos[1].kill()
 
+    monkeypatch.setattr("silodp.deploy.pipes.SiloProcess", Known)
     monkeypatch.setattr(MessageFederation, "begin_round", begin_round)
     with pytest.raises(Refused, match=r"silo 'silo 1' in round 1: a silo's process ended .*without this round"):
-        train(agreed("shuffled", **SUMS), data=DATA, out=tmp_path / "run")
-    rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+        train(agreed("shuffled", **SUMS), data=DATA, out=out)
+    assert all(silo.poll() is not None for silo in silos)
+    rounds = [json.loads(line)["round"] for line in (out / "history.jsonl").read_text().splitlines()]
     assert max(rounds) <= 1
-    assert not list((tmp_path / "run").glob("*.safetensors"))
-    assert not (tmp_path / "run" / "certificate.json").exists()
+    assert not (out / "model.safetensors").exists() and not (out / "certificate.json").exists()
+    for file in (out, out / "silos", *(out / "silos").glob("*/*"), out / "checkpoint.safetensors"):
+        assert file.stat().st_mode & 0o077 == 0, file
+    with RunDirectory(out).held(), pytest.raises(ConfigError, match="another program works in it"):
+        resume(out, data=DATA)
+    finished = resume(out, data=DATA)
+    assert (out / "certificate.json").is_file() and finished.history[-1]["round"] == 4.0
+    assert not (out / "silos").exists() and not (out / "checkpoint.safetensors").exists()
 
 
 def test_a_plan_for_other_records_is_refused(federated):

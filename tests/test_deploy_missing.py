@@ -15,8 +15,9 @@ import pytest
 from silodp.audit.real import SiloHere, mean_of
 from silodp.channels.summing import AggregatedSilo
 from silodp.data import FederatedData
-from silodp.deploy.coordinator import MessageFederation, joined
+from silodp.deploy.coordinator import MessageFederation
 from silodp.deploy.links import SiloProcess
+from silodp.deploy.pipes import joined
 from silodp.errors import Gone, Refused
 from silodp.parse import parse_config
 from silodp.plan.certificate import settle

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from silodp.data import FederatedData
-from silodp.deploy.coordinator import MessageFederation, checked, set_up
+from silodp.deploy.coordinator import MessageFederation, checked
 from silodp.deploy.links import SiloProcess, heard
+from silodp.deploy.pipes import set_up
 from silodp.deploy.silo import SiloServer, reply
 from silodp.deploy.wire import Late, decode, encode, plain
 from silodp.errors import Refused

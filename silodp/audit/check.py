@@ -25,7 +25,7 @@ from silodp.audit.rows import OK
 from silodp.audit.table import audit, audit_case, cases_of, trusts_of
 from silodp.compressors import Compressor
 from silodp.data import FederatedData, SiloData
-from silodp.deploy.coordinator import message_federation
+from silodp.deploy.pipes import message_federation
 from silodp.errors import ConfigError
 from silodp.parse import parse_config
 from silodp.plan.certificate import settle

@@ -24,8 +24,8 @@ from silodp.audit.rows import CORRELATED, EXCEEDED, OK, REPEATED, Further, Row, 
 from silodp.channels.channel import std_of
 from silodp.core import Silo, Site
 from silodp.data import FederatedData, Note, SiloData
-from silodp.deploy.coordinator import joined
 from silodp.deploy.links import SiloProcess
+from silodp.deploy.pipes import joined
 from silodp.deploy.silo import SiloServer, reply
 from silodp.deploy.wire import decode, encode
 from silodp.errors import Refused

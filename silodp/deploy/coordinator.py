@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -17,73 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from silodp import registry
 from silodp.channels import Packed
-from silodp.config import Config
 from silodp.core import Algorithm
 from silodp.deploy.links import Answer as Told
-from silodp.deploy.links import Link, ShufflerProcess, SiloProcess
+from silodp.deploy.links import Link
 from silodp.deploy.recorded import Recorded
-from silodp.deploy.shuffling import agreed_terms
 from silodp.deploy.wire import Late
 from silodp.errors import Gone, Refused
-from silodp.parse import named_parts, parse_config
 from silodp.plan.plan import Plan
 from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandomness, party_key
 from silodp.releases import Account, Answer, Public, Tally, Vector
 
-Records = Mapping[str, np.ndarray]  # of one silo: every array by its path, features... and targets...
 LARGEST = 1e30  # of numbers in an answer: no clipped mean is that long, and float32 would lose its squares
-
-
-def portable(config: Config) -> Config:
-    """The config with names under which another process finds parts from outside."""
-    sections = {"algorithm": {}, "privacy": {}, "model": {}}
-    for kind, name in named_parts(config).items():
-        section, key = registry.KINDS[kind].split(".")
-        sections[section][key] = registry.path_of(kind, name)
-    tree = config.model_dump(exclude_unset=True)
-    return parse_config({name: tree.get(name, {}) | sections.get(name, {}) for name in tree.keys() | sections.keys()})
-
-
-def outside_names(config: Config) -> list[str]:
-    return [name for kind, name in named_parts(config).items() if not registry.is_own(kind, name)]
-
-
-@contextmanager
-def message_federation(plan: Plan, records: Sequence[Records], seed: int | None) -> Iterator[MessageFederation]:
-    """Silos (and a shuffler, where the channel needs one) as processes on this machine, set up with the plan."""
-    names = outside_names(portable(plan.config))
-    with ExitStack() as stack:
-        silos = [stack.enter_context(SiloProcess(names)) for _ in records]
-        yield stack.enter_context(joined(plan, silos, records, seed))
-
-
-@contextmanager
-def joined(
-    plan: Plan, silos: Sequence[Link], records: Sequence[Records], seed: int | None
-) -> Iterator[MessageFederation]:
-    """A federation of silos that are running already."""
-    terms = agreed_terms(plan)
-    with ExitStack() as stack:
-        shuffler = None if terms is None else stack.enter_context(ShufflerProcess(len(silos), terms))
-        set_up(silos, plan, records, seed, shuffler)
-        yield MessageFederation(plan, silos, seed, shuffler)
-
-
-def set_up(
-    silos: Sequence[Link],
-    plan: Plan,
-    records: Sequence[Records],
-    seed: int | None,
-    shuffler: ShufflerProcess | None = None,
-) -> None:
-    """Give every silo the agreed plan and its own records."""
-    tree = plan.to_json() | {"config": portable(plan.config).model_dump(mode="json")}
-    for index, (silo, own) in enumerate(zip(silos, records, strict=True)):
-        invitation = None if shuffler is None else shuffler.invitation(index)
-        silo.send({"kind": "setup", "plan": tree, "index": index, "seed": seed, "shuffler": invitation}, own)
-    exchange(silos, [silo.receive()[0] for silo in silos])
 
 
 def exchange(silos: Sequence[Link], ready: Sequence[Mapping[str, Any]]) -> None:

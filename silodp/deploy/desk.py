@@ -71,8 +71,7 @@ class Desk:
         self.entries: dict[str, int] = {}  # how long each site's ledger was when it last signed
         self.stored: dict[str, bytes] = {}  # digests of the parts of the state on the disk
         if ledger.run(run) is None:
-            reserved = written(silo.whole.spent(silo.index)) if silo.whole.private else []
-            ledger.begin(run, fingerprint, reserved, self._changed())
+            ledger.begin(run, fingerprint, self._lines(silo.whole.releases(silo.index)), self._changed())
         else:
             self._restore(ledger.state(run))
 
@@ -162,12 +161,13 @@ class Desk:
         return [str(key) for key in done] if isinstance(done, list) else []
 
     def counted(self, asked: Counter[str]) -> list[dict[str, Any]]:
-        """What was released so far, as the accountant takes it."""
-        silo = self.silo
-        if not silo.whole.private:
-            return []
-        streams: Sequence[Stream] = silo.whole.releases(silo.index)
-        tallies = silo.account.tallies
+        """What was released so far."""
+        tallies = self.silo.account.tallies
         count = lambda stream: min(stream.count, max(int(tallies[stream.name].count), asked[stream.name]))
-        counted = [replace(stream, count=count(stream)) for stream in streams]
-        return written(silo.whole.spent(silo.index, counted))
+        streams: Sequence[Stream] = self.silo.whole.releases(self.silo.index)
+        return self._lines([replace(stream, count=count(stream)) for stream in streams])
+
+    def _lines(self, streams: Sequence[Stream]) -> list[dict[str, Any]]:
+        """Releases as the accountant takes them."""
+        whole = self.silo.whole
+        return written(whole.spent(self.silo.index, streams)) if whole.private else []

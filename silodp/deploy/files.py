@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
+
+from silodp.errors import ConfigError
+
+LOCK = "lock"
 
 
 def sync_folder(folder: Path) -> None:
@@ -36,3 +44,27 @@ def private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+@contextmanager
+def held(folder: Path, what: str) -> Iterator[None]:
+    """One program at a time works in a folder, and what it creates there is for its owner only."""
+    with private_files():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"{folder}: another {what} works in it") from None
+            yield
+        finally:
+            os.close(handle)
+
+
+def checksum(arrays: Mapping[str, np.ndarray], more: bytes) -> str:
+    """Of named arrays, and of what is told with them."""
+    digest = hashlib.sha256(more)
+    for name in sorted(arrays):
+        digest.update(f"|{name}|{arrays[name].dtype}|{arrays[name].shape}|".encode() + arrays[name].tobytes())
+    return digest.hexdigest()

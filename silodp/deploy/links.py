@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 import numpy as np
@@ -47,11 +48,13 @@ def heard(data: bytes) -> Answer:
 class SiloProcess(AbstractContextManager["SiloProcess"]):
     """A silo started here for a local message run. Closing its stdin ends it.
 
-    `allowed`: parts from outside that it may import; whoever starts a silo here is its operator.
+    `allowed`: parts from outside that it may import; whoever starts a silo here is its operator. `folder`: where it
+    keeps what it must not forget.
     """
 
-    def __init__(self, allowed: Sequence[str] = (), patience: float = PATIENCE) -> None:
-        command = [sys.executable, "-m", "silodp.deploy.silo", *allowed]
+    def __init__(self, allowed: Sequence[str] = (), patience: float = PATIENCE, folder: Path | None = None) -> None:
+        kept = [] if folder is None else ["--keep", str(folder)]
+        command = [sys.executable, "-m", "silodp.deploy.silo", *kept, *allowed]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         self.patience = patience
         self.input = unblocked(cast(IO[bytes], self.process.stdin))

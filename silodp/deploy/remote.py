@@ -77,7 +77,7 @@ class Remote:
         self.bytes[0] += len(data)
         self.heard_at = time.time()
         header, arrays = heard(data)
-        if question:
+        if question and header.get("kind") != "grid":  # that is no answer yet: nothing was spent
             self.head = self._grown(header.get("ledger"), self.head[0] + 1)
             self.asked.append(question)
         if opens:

@@ -9,14 +9,12 @@ It has no records. Nothing that was computed on records is in its files unless a
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from silodp.core import averaged
 from silodp.deploy.board import Board
 from silodp.deploy.coordinator import MessageFederation, exchange
 from silodp.deploy.document import Document, check_approvals
-from silodp.deploy.files import private_files, sync_folder, write_whole
+from silodp.deploy.files import checksum, held, sync_folder, write_whole
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.remote import Echoes, Remote, RemoteShuffler, Rpc
 from silodp.deploy.shuffling import public_of, read_box
@@ -55,27 +53,12 @@ PLAN, CHECKPOINT, MODEL, CERTIFICATES, HELD_OUT = (
 Say = Callable[[str], None]
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """One server at a time works in a run's folder."""
-    with private_files():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise ConfigError(f"{folder}: another server works in it") from None
-        finally:
-            os.close(handle)
-
-
 def drive(
     document: Document, approvals: Sequence[Any], rpc: Rpc, folder: Path, say: Say = lambda text: None
 ) -> list[dict[str, Any]]:
     """Run the plan, or go on with it, to the sites' certificates."""
     check_approvals(document, list(approvals))
-    with held(folder), ThreadPoolExecutor(len(document.parties)) as pool:
+    with held(folder, "server"), ThreadPoolExecutor(len(document.parties)) as pool:
         return Driver(document, approvals, rpc, folder, say, pool).run()
 
 
@@ -174,7 +157,7 @@ class Driver:
         arrays = {str(i): np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(carry))}
         heads = {link.site: list(link.head) for link in self.parties}
         told = {"plan": self.document.fingerprint, "round": done, "echoes": self.echoes.to_json(), "heads": heads}
-        meta = {"told": json.dumps(told), "checksum": checksum(arrays, told)}
+        meta = {"told": json.dumps(told), "checksum": checksum(arrays, canonical(told))}
         partial = self.folder / (CHECKPOINT + ".partial")
         save_file(arrays, partial, meta)
         with partial.open("rb") as file:
@@ -193,7 +176,7 @@ class Driver:
                 meta = kept.metadata()
                 arrays = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (no dict)
             told = json.loads(meta["told"])
-            whole = checksum(arrays, told) == meta["checksum"]
+            whole = checksum(arrays, canonical(told)) == meta["checksum"]
         except (SafetensorError, ValueError, LookupError, TypeError):
             whole, told, arrays = False, {}, {}
         leaves, structure = jax.tree.flatten(carry)
@@ -225,10 +208,3 @@ class Driver:
         flat, _ = jax.tree_util.tree_flatten_with_path(params)
         name = lambda path: "last/" + jax.tree_util.keystr(path, simple=True, separator="/")
         return {name(path): np.asarray(leaf, order="C") for path, leaf in flat}
-
-
-def checksum(arrays: dict[str, np.ndarray], told: dict[str, Any]) -> str:
-    digest = hashlib.sha256(canonical(told))
-    for name in sorted(arrays, key=int):
-        digest.update(f"{name}|{arrays[name].dtype}|{arrays[name].shape}|".encode() + arrays[name].tobytes())
-    return digest.hexdigest()

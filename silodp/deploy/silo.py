@@ -14,7 +14,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO, Protocol
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, overload
 
 import jax
 import jax.numpy as jnp
@@ -401,44 +402,83 @@ def respond(
     return {"kind": "answer", "facts": facts}, message
 
 
-def reply(server: SiloServer | None, data: bytes) -> tuple[SiloServer | None, bytes]:
+class Kept(Protocol):
+    """A silo whose answers are on the disk before they leave (silodp.deploy.kept)."""
+
+    silo: SiloServer
+    ahead: bool
+
+    def ask(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes: ...
+
+
+Served = SiloServer | Kept
+Keep = Callable[[Mapping[str, Any], SiloServer], Kept]
+
+
+@overload
+def reply(served: SiloServer | None, data: bytes) -> tuple[SiloServer | None, bytes]: ...
+
+
+@overload
+def reply(served: Served | None, data: bytes, keep: Keep | None) -> tuple[Served | None, bytes]: ...
+
+
+def reply(served: Served | None, data: bytes, keep: Keep | None = None) -> tuple[Served | None, bytes]:
     """One request and its answer. A refusal is an answer too: the reason goes back, nothing else does."""
     try:
         header, arrays = decode(data)
-        kind = header.get("kind")
-        if kind == "setup":
-            if server is not None and server.seed is None:
-                raise Refused("setup: this silo has a plan; a new one would forget what it has spent")
-            fresh = SiloServer(header, arrays)
-            return fresh, encode(fresh.ready(), {})
-        if server is None:
+        if header.get("kind") == "setup":
+            served = set_up(served, header, arrays, keep)
+            silo = served if isinstance(served, SiloServer) else served.silo
+            return served, encode(silo.ready(), {})
+        if served is None:
             raise Refused("no plan yet: send setup first")
-        return server, encode(*respond(server, header, arrays))
+        if isinstance(served, SiloServer):
+            return served, encode(*respond(served, header, arrays))
+        return served, served.ask(header, arrays)
     except Undecided as error:
-        return server, encode({"kind": "grid", "exponents": list(error.either)}, {})
+        return served, encode({"kind": "grid", "exponents": list(error.either)}, {})
     except TOLD as error:
-        return server, encode({"kind": "refused", "reason": f"{error}"}, {})
+        return served, encode({"kind": "refused", "reason": f"{error}"}, {})
     except Exception as error:  # nothing that a server sends ends the process; a text of JAX's may quote numbers
-        return server, encode({"kind": "refused", "reason": f"a {type(error).__name__} in this silo"}, {})
+        return served, encode({"kind": "refused", "reason": f"a {type(error).__name__} in this silo"}, {})
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    server: SiloServer | None = None
+def set_up(
+    served: Served | None, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], keep: Keep | None
+) -> Served:
+    if served is not None and (not isinstance(served, SiloServer) or served.seed is None):
+        raise Refused("setup: this silo has a plan; a new one would forget what it has spent")
+    fresh = SiloServer(header, arrays)
+    return fresh if keep is None else keep(header, fresh)
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, keep: Keep | None = None) -> None:
+    served: Served | None = None
     while data := read_frame(requests):
-        server, answer = reply(server, data)
+        served, answer = reply(served, data, keep)
         write_frame(answers, answer)
+        if served is not None and not isinstance(served, SiloServer) and served.ahead:
+            return  # memory is ahead of the disk: a silo that starts again reads what is there
 
 
 def main() -> None:
-    registry.close(sys.argv[1:])
-    if not sys.argv[1:]:  # what is the library's own takes records as arguments
+    """`--keep DIR` before other arguments: what must not be forgotten goes there."""
+    names, keep = sys.argv[1:], None
+    if names[:1] == ["--keep"]:
+        from silodp.deploy.kept import KeptSilo
+
+        folder, names = Path(names[1]), names[2:]
+        keep = lambda setup, silo: KeptSilo(folder, setup, silo)
+    registry.close(names)
+    if not names:  # what is the library's own takes records as arguments
         keep_programs()
     # What is proven of sums holds for products in float32; accelerators round them to less unless they are told.
     jax.config.update("jax_default_matmul_precision", "highest")
     # Whatever prints must not end up between the frames: keep the pipe, point stdout at stderr.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    serve(sys.stdin.buffer, answers)
+    serve(sys.stdin.buffer, answers, keep)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ class Answers:
     """Writes the answers of one run down while it goes on: whatever ends it, those that were heard are kept."""
 
     def __init__(self, plan: Plan, directory: RunDirectory):
-        self.directory, self.arrays, self.parts = directory, dict[str, np.ndarray](), 0
+        self.directory, self.arrays = directory, dict[str, np.ndarray]()
+        self.parts = len(list((directory.path / FOLDER).glob("*.safetensors")))  # of a run that goes on
         directory.write_json(PLAN, plan.to_json())
 
     def add(self, round: int, query: str, present: Sequence[int], packed: Sequence[Packed], mean: Any) -> None:

@@ -2,7 +2,9 @@
 
 config.toml            what was asked for, enough to run it again
 history.jsonl          one row every `every` rounds
-checkpoint.safetensors the run between two rounds, after each chunk (removed when the run is complete)
+checkpoint.safetensors the run between two rounds, after each chunk, with a checksum (removed when the run is complete)
+silos/, coins.*        what silos and server must not forget when a message run stops (removed when it is complete)
+lock                   held by the program that works on the run; there is one at a time
 model.safetensors      parameters by name: last/... and drawn/..., and `whitening`, the map of the features, if any
 trajectory.safetensors the flat parameters of every history row, when run.trajectory asks for them
 answers/               what reached the server and everybody may see, when run.answers asks for it; plan.json with it
@@ -14,19 +16,23 @@ figures/*              in the formats of run.figures
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save, save_file
 
 from silodp.config import Config
+from silodp.deploy.files import checksum, held, private_files, sync_folder
 from silodp.errors import ConfigError
 from silodp.parse import load_config, to_toml
 
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
 PACKAGES = ("silodp", "jax", "jaxlib", "equinox", "numpy", "scipy", "dp-accounting")
 TRAJECTORY = "trajectory.safetensors"
 POINTS = "trajectory.partial"  # of a run that goes on: appended to, as the history is
+CHECKPOINT, HISTORY, SILOS, COINS = "checkpoint.safetensors", "history.jsonl", "silos", "coins.*"
 
 
 class RunDirectory:
@@ -44,15 +51,22 @@ class RunDirectory:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
+        self.written = hashlib.sha256()  # of the history, row by row
+        self.promised: str | None = None  # what the history is by the checkpoint that was read
 
     @staticmethod
     def create(path: Path | str | None, config: Config, name: str) -> RunDirectory:
         """A new directory (never one that already holds a run) with the config in it."""
         run = RunDirectory(new_path(config, name) if path is None else path)
         refuse_existing(run.path)
-        run.path.mkdir(parents=True, exist_ok=True)
-        run.write_text("config.toml", to_toml(config))
+        with private_files():
+            run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            run.write_text("config.toml", to_toml(config))
         return run
+
+    def held(self) -> AbstractContextManager[None]:
+        """For the program that trains: two would overwrite each other's rounds."""
+        return held(self.path, "program")
 
     @staticmethod
     def open(path: Path | str) -> RunDirectory:
@@ -86,19 +100,28 @@ class RunDirectory:
         return json.loads(file.read_text(encoding="utf-8"))
 
     def append_history(self, rows: list[dict[str, float]]) -> None:
-        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        self.written.update(lines.encode())
+        with (self.path / HISTORY).open("a", encoding="utf-8") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())  # before the checkpoint that counts on it
 
     def history(self) -> list[dict[str, float]]:
-        file = self.path / "history.jsonl"
+        file = self.path / HISTORY
         if not file.is_file():
             return []
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
     def cut_history(self, rows: int) -> None:
-        """Drop rows written after the last checkpoint: they will be computed again."""
-        kept = self.history()[:rows]
-        self.write_text("history.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+        """Drop rows written after the last checkpoint: they will be computed again. Those before it must be there."""
+        file = self.path / HISTORY
+        lines = file.read_bytes().splitlines(keepends=True)[:rows] if file.is_file() else []
+        text = b"".join(lines)
+        self.written = hashlib.sha256(text)
+        if len(lines) < rows or self.promised not in (None, self.written.hexdigest()):
+            raise ConfigError(f"{file}: cut short or changed; the checkpoint belongs to another one of {rows} rows")
+        self.write_text(HISTORY, text.decode())
 
     def append_point(self, x: np.ndarray) -> None:
         with (self.path / POINTS).open("ab") as file:
@@ -120,33 +143,45 @@ class RunDirectory:
         return load_file(self.path / TRAJECTORY)["x"]
 
     def save_checkpoint(self, carry: PyTree, rows: int) -> None:
-        arrays = {path: np.asarray(leaf) for path, leaf in named_leaves(carry)}
-        arrays["rows"] = np.asarray(rows)
-        self.write_arrays("checkpoint.safetensors", arrays)
+        """On the disk, file and name, when this returns."""
+        arrays = {path: np.asarray(leaf) for path, leaf in named_leaves(carry)} | {"rows": np.asarray(rows)}
+        history = self.written.hexdigest()
+        self.write_arrays(CHECKPOINT, arrays, {"history": history, "checksum": checksum(arrays, history.encode())})
 
     def load_checkpoint(self, like: PyTree) -> tuple[PyTree, int] | None:
         """The saved run in the shape of `like`, and its number of history rows; None when there is none."""
-        file = self.path / "checkpoint.safetensors"
+        file = self.path / CHECKPOINT
         if not file.is_file():
             return None
         try:
-            arrays = load_file(file)
-        except SafetensorError as error:
+            with safe_open(file, "np") as kept:
+                meta = kept.metadata() or {}
+                arrays = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (no dict)
+        except (SafetensorError, ValueError) as error:
             raise ConfigError(f"{file}: cannot be read ({error})") from None
         names = [path for path, _ in named_leaves(like)]
         if set(names) != arrays.keys() - {"rows"}:
             raise ConfigError(f"{file}: made by another configuration or version; start a new run")
+        if meta.get("checksum") != checksum(arrays, meta.get("history", "").encode()):
+            raise ConfigError(f"{file}: damaged; what it holds is not what was written")
+        self.promised = meta["history"]
         return rebuilt(like, [arrays[name] for name in names]), int(arrays["rows"])
 
     def forget_checkpoint(self) -> None:
-        for name in ("checkpoint.safetensors", POINTS):
+        for name in (CHECKPOINT, POINTS):
             (self.path / name).unlink(missing_ok=True)
+        for file in self.path.glob(COINS):
+            file.unlink()
+        shutil.rmtree(self.path / SILOS, ignore_errors=True)
 
-    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray], meta: dict[str, str] | None = None) -> None:
         partial = self.path / (name + ".partial")
         partial.parent.mkdir(exist_ok=True)
-        save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial)
+        save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial, meta)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(partial, self.path / name)
+        sync_folder(partial.parent)
 
     def save_model(self, content: bytes) -> bytes:
         """What `model_bytes` gave."""
@@ -208,9 +243,11 @@ def load_model(path: Path | str, params_like: PyTree, which: str = "last") -> Py
 
 
 def is_resumable(path: Path) -> bool:
-    """Whether a simulation was begun here and is not complete."""
+    """Whether a run was begun here and is not complete, and its silos, if it had any, have kept what they know."""
     run = RunDirectory(path)
-    return (path / "config.toml").is_file() and not run.complete and run.config.run.mode == "simulation"
+    if not (path / "config.toml").is_file() or run.complete:
+        return False
+    return run.config.run.mode == "simulation" or (path / SILOS).is_dir()
 
 
 def refuse_existing(path: Path | None) -> None:

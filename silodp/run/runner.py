@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from silodp.config import Config
-from silodp.core import averaged
 from silodp.data import FederatedData
 from silodp.data.preprocess import FITTED
-from silodp.deploy.coordinator import message_federation
 from silodp.errors import ConfigError
 from silodp.front.advice import warn_of_run
 from silodp.models import Model
@@ -29,12 +24,12 @@ from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.plots import run_figure
 from silodp.releases import Account, Vector
 from silodp.report.files import write_report
-from silodp.run.answers import Answers
-from silodp.run.directory import RunDirectory, model_bytes, versions
+from silodp.run.directory import RunDirectory, is_resumable, model_bytes, versions
 from silodp.run.evaluation import evaluated
 from silodp.run.history import History, OnRound, rows_of
 from silodp.run.measure import Metric
-from silodp.run.prepare import Prepared, assembled, prepare
+from silodp.run.messages import by_messages, measured_at
+from silodp.run.prepare import Prepared, prepare
 from silodp.run.progress import Progress, silent
 from silodp.run.result import Run, summary_of
 from silodp.run.simulate import (
@@ -42,9 +37,6 @@ from silodp.run.simulate import (
     Chunk,
     begin,
     compile_run,
-    drawn_round,
-    measure_point,
-    shown,
     simulate,
 )
 from silodp.stages.figures import held_out_figures
@@ -109,9 +101,14 @@ def train(
             "run.mode = 'messages': a model given as an object cannot be sent; use model.kind = 'MODULE:FUNCTION'"
         )
     directory = RunDirectory.create(out, parsed, f"{parsed.algorithm.name}-{source_name(prepared.data)}")
-    if parsed.run.mode == "messages":
-        return run_messages(prepared, directory, progress, on_round)
-    return run_simulation(prepared, directory, progress, on_round)
+    return run_in(directory, prepared, progress, on_round)
+
+
+def run_in(directory: RunDirectory, prepared: Prepared, progress: Progress, on_round: OnRound | None) -> Run:
+    """Begin or go on, whatever the directory holds."""
+    run = run_messages if prepared.config.run.mode == "messages" else run_simulation
+    with directory.held():
+        return run(prepared, directory, progress, on_round)
 
 
 def refuse_fitted(prepared: Prepared) -> None:
@@ -140,7 +137,9 @@ def resume(
     on_round: OnRound | None = None,
     metrics: Mapping[str, Metric] | None = None,
 ) -> Run:
-    """Continue a stopped simulation from its last checkpoint; the result is that of an unbroken run.
+    """Continue a stopped run from its last checkpoint. The result of a simulation is that of an unbroken one.
+
+    In message mode silos answer questions that they were asked before with the same bytes, and nothing is spent twice.
 
     Args:
         path: the run's directory.
@@ -160,9 +159,9 @@ def resume(
     if directory.complete:
         raise ConfigError(f"{str(path)!r} is complete; nothing to resume")
     config = directory.config
-    if config.run.mode == "messages":
+    if config.run.mode == "messages" and not is_resumable(directory.path):
         raise ConfigError(f"{str(path)!r} ran in message mode: its silos' state is gone; start a new run")
-    return run_simulation(prepare(config, data, model, metrics), directory, progress, on_round)
+    return run_in(directory, prepare(config, data, model, metrics), progress, on_round)
 
 
 def run_simulation(
@@ -202,52 +201,9 @@ def run_messages(
     prepared: Prepared, directory: RunDirectory, progress: Progress, on_round: OnRound | None = None
 ) -> Run:
     """The same run with every silo in its own process; seeded only when the config asks for a test."""
-    ground, plan, problem, x0 = prepared.unmapped, prepared.plan, prepared.problem, prepared.setting.x0
-    seed = plan.config.run.seed if plan.config.run.test_seed else None
-    history = History(directory, trajectory=plan.config.run.trajectory, on_round=on_round)
-    began = time.perf_counter()
-    records = [silo.named() for silo in prepared.data.silos]
-    kept = Answers(plan, directory) if plan.config.run.answers else None
-    with (
-        ExitStack() as ending,
-        message_federation(plan, records, seed) as fed,
-        progress(problem.rounds, 0, described(prepared)) as bar,
-    ):
-        if kept is not None:
-            fed.heard = kept.add
-            ending.callback(kept.save)  # however the run ends
-        for name in plan.before:
-            released = fed.stage(jnp.zeros(0))
-            fed.leave(released)
-            ground = ground.mapped(plan.derived(name, released))
-        prepared = assembled(ground, plan, prepared.bounds) if plan.before else prepared
-        algorithm, numbers = prepared.setting.algorithm, measurement(prepared)
-        before = algorithm.init(x0)
-        drawn = output = algorithm.result(before)
-        chosen = int(drawn_round(prepared.setting.key, problem.rounds))
-        history.add([{"round": 0.0} | numbers(output) | fed.take_costs()], output)
-        history.tell(output)
-        for r, state in enumerate(fed.rounds(algorithm, x0), start=1):
-            drawn, before = shown(algorithm, before, state, drawn, r == chosen + 1), state
-            output = averaged(output, algorithm.result(state), r, problem.rounds, problem.average)
-            if r % problem.every == 0 or r == problem.rounds:
-                history.add([{"round": float(r)} | numbers(output) | fed.take_costs()], output)
-                bar(r, history.rows[-1])
-                if kept is not None:
-                    kept.save()
-                history.tell(output)
-        table = None
-        if plan.evaluation is not None:
-            fed.leave()
-            table = fed.stage(output)
-        account = fed.final_accounts()
-    timing = {"run_seconds": time.perf_counter() - began}
-    return finish(prepared, directory, history.rows, output, drawn, account, timing, table)
-
-
-def measurement(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
-    problem, algorithm = prepared.problem, prepared.plan.algorithm
-    return lambda x: {name: float(value) for name, value in measure_point(problem, algorithm, x).items()}
+    history = History(directory, trajectory=prepared.config.run.trajectory, on_round=on_round)
+    done = by_messages(prepared, directory, history, lambda total, done: progress(total, done, described(prepared)))
+    return finish(done.prepared, directory, history.rows, done.last, done.drawn, done.account, done.timing, done.table)
 
 
 def finish(
@@ -274,7 +230,7 @@ def finish(
     if config.run.trajectory:
         directory.save_trajectory(objective.parameters)
     told = None if table is None else held_out_figures(prepared.plan, table)
-    summary = summary_of(prepared, statement, history[-1], measurement(prepared)(drawn), timing, told)
+    summary = summary_of(prepared, statement, history[-1], measured_at(prepared)(drawn), timing, told)
     for ending in config.run.figures:
         run_figure(directory.path / "figures" / f"history.{ending}", summary, history)
     directory.write_json("summary.json", summary)

@@ -102,6 +102,8 @@ class Network:
     def carried(self, site: str, data: bytes) -> bytes:
         """From the server to a site and back, or not."""
         with self.locks[site]:
+            if self.guards[site].exitcode is not None:
+                self.restarted(site)
             if self.chosen() > self.rate:
                 return self.answer(site, data)
             name = self.random.choice(OFTEN)
@@ -151,10 +153,10 @@ class Network:
         paths, until = {site: self.path("net", site) for site in self.names}, time.monotonic() + LONGEST
         while not (self.folder / CERTIFICATES).is_file() and time.monotonic() < until:
             order = self.server_order()
-            self.server = started(run_server, plan, approvals, paths, self.folder, order)
-            self.server.join(max(1.0, until - time.monotonic()))
-            code = self.server.exitcode
-            killed(self.server)
+            self.server = party = started(run_server, plan, approvals, paths, self.folder, order)
+            party.join(max(1.0, until - time.monotonic()))
+            code = party.exitcode
+            killed(party)
             if order and code != 0:
                 self.count(f"server: {order['fault']}")
                 spoilt(self.folder, self.random)
@@ -332,7 +334,7 @@ def stopped(network: Network, site: str, data: bytes, name: str) -> bytes:
 def second_guard(network: Network, site: str, data: bytes, name: str) -> bytes:
     """Two guards in one folder would answer twice."""
     second = network.guard(site)
-    second.join(30)
+    second.join(LONGEST)
     network.count("not noticed", second.exitcode != 1)
     killed(second)
     network.count(name)
@@ -355,7 +357,8 @@ def failing(network: Network, site: str, data: bytes, name: str) -> bytes:
         answer = network.answer(site, data)
     order.unlink(missing_ok=True)
     hit = order.with_suffix(".hit")
-    network.guards[site].join(0.05 if answer is None else 0)
+    deadly = fault == "torn write" or fault.startswith("killed")
+    network.guards[site].join(3.0 if answer is None and deadly else 0.0)
     died = network.guards[site].exitcode is not None
     if died:
         if name.endswith("power cut"):
@@ -379,7 +382,7 @@ def put_back(network: Network, site: str, data: bytes, name: str) -> bytes:
     if entries > then + 1:  # the last entry may not have been noted, and then nothing was sent either
         replaced(folder, ledgers(older))
         fooled = network.guard(site)
-        fooled.join(30)
+        fooled.join(LONGEST)
         network.count("not noticed", fooled.exitcode != 1)
         killed(fooled)
         replaced(folder, ledgers(now))

@@ -13,6 +13,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,12 @@ from tests.faults import disks
 ONCE, PATIENCE = 10.0, 300.0  # seconds: for one try, and for all of them
 LARGEST = 1 << 24
 
-Process = multiprocessing.process.BaseProcess
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.faults.parties"])
 
 
 def started(target: Any, *given: Any) -> Process:
-    process = CONTEXT.Process(target=target, args=given)  # pyright: ignore[reportAttributeAccessIssue]
+    process = CONTEXT.Process(target=target, args=given)
     process.start()
     return process
 
