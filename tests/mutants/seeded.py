@@ -921,7 +921,7 @@ MUTANTS = [
     ),
     Mutant(
         "second-plan-accepted", "silodp/deploy/silo.py",
-        "if server is not None and server.seed is None:", "if server is not None and server.started is None:",
+        "(not isinstance(served, SiloServer) or served.seed is None)", "(not isinstance(served, SiloServer) or served.started is None)",
         "a new plan makes a silo forget what it has spent",
         "tests/test_deploy_messages.py::test_a_good_second_plan_is_refused_too",
     ),
