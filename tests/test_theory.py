@@ -75,6 +75,12 @@ def test_mu2_takes_the_papers_step_and_bound(trust, silos):
     assert choices(loud, facts())["step_size"] == pytest.approx(1 / (4 * 0.8 * T))
 
 
+def test_heterogeneity_is_at_most_twice_the_smoothness():
+    given: dict[str, Any] = {"epsilon": 1e3, "local_steps": 10, "rounds": 5, "batch_local": 1000}
+    unknown, twice = (chosen("diff2-bvr-l-sgd", "trusted", **given, **more) for more in ({}, {"heterogeneity": 1.6}))
+    assert unknown == twice
+
+
 def test_mu2_chooses_its_rounds_only_when_asked_and_chunks_are_less_noisy():
     plain = chosen("mu2", diameter=3.0)
     assert plain["rounds"] == N
@@ -270,6 +276,8 @@ def test_run_account_sweep_resume_and_silos_see_the_same_choices(tmp_path):
     assert finished.summary["theorem"].startswith("Thm 5.2 (checked: ")
     assert finished.summary["drawn_round"] == picked["rounds"], "mu2's theorems speak of its last iterate"
     assert {"test_loss", "test_accuracy"} <= finished.history[-1].keys()
+    drawn = finished.summary["drawn"]
+    assert all(drawn[name] == pytest.approx(finished.history[-1][name]) for name in ("objective", "gradient_norm2"))
 
     written = RunDirectory.open(tmp_path / "run").config
     assert not picked.keys() & written.algorithm.model_fields_set, "config.toml keeps what was asked"

@@ -122,7 +122,7 @@ def test_prox_svrg_asks_the_same_silos_through_an_epoch(name):
     stages: dict[str, Any] = {"epochs": 1} if name == "prox-pl-svrg" else {}
     prepared, carry = ran(name, 6, restart=3, clip_difference=DIFFERENCE, participation=2, **stages)
     x = anchor = g = drawn = np.zeros(6)
-    groups = []
+    groups, points = [], []
     for r in range(6):
         if stages and r == 3:
             x = drawn
@@ -131,8 +131,11 @@ def test_prox_svrg_asks_the_same_silos_through_an_epoch(name):
         if r % 3 == 0:
             anchor, g = x, value(x, present)
         x = x - ETA * (g + capped(x, anchor, present))
+        points.append(x)
         drawn = x if coin(r, "stage") * (r % 3 + 1) < 1 else drawn
     agrees(carry.state.x, x)
+    if not stages:
+        agrees(carry.drawn, points[int(drawn_round(KEY, 6))])  # w_1 .. w_R
     assert len(set(groups[:3])) == len(set(groups[3:])) == 1 < len(set(groups))
     if stages:
         agrees(carry.output, drawn)  # w_S is the result, and what the theorem speaks of

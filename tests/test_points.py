@@ -1,0 +1,72 @@
+"""Small points of the papers that no other test shows: what is counted, refused, printed and measured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.parse import parse_config
+from silodp.plan.make import make_plan
+from silodp.plan.plan import Plan
+from silodp.privacy import gaussian
+from silodp.run.prepare import prepare
+from silodp.run.simulate import measure_point
+from tests.conftest import made_data
+
+FACTS = Facts((40, 40, 40), ("a", "b", "c"), parameters=6)
+
+
+def planned(name: str, privacy: dict[str, Any], calibration: str | None = None, **options: Any) -> Plan:
+    given = {"name": name, "step_size": 0.1, "clip": 1.0} | options
+    return make_plan(parse_config({"privacy": privacy, "algorithm": given}), FACTS, calibration)
+
+
+def test_the_difference_at_an_anchor_is_not_charged():
+    """Restart 2, 20 rounds: 10 values and 10 differences, at 14.1 and not the 20 that 20 of them would need."""
+    plan = planned("prox-svrg", {"gdp": 0.5}, rounds=20, restart=2)
+    assert {s.name: s.count for s in plan.releases(0)} == {"value": 10, "difference": 10}
+    assert plan.multipliers["difference"][0] == pytest.approx(math.sqrt(10 / 0.2) / 0.5, rel=1e-6)
+
+
+def test_a_stage_is_whole():
+    with pytest.raises(ConfigError, match=r"stages have epochs \* restart = 9 rounds.*use 9"):
+        planned("prox-pl-svrg", {"gdp": 0.5}, rounds=11, restart=3, epochs=3)
+
+
+def test_only_prox_pl_svrg_has_epochs():
+    with pytest.raises(ConfigError, match=r"algorithm\.epochs is missing: prox-pl-svrg needs it"):
+        planned("prox-pl-svrg", {"gdp": 0.5}, rounds=9, restart=3)
+    with pytest.raises(ConfigError, match=r"algorithm\.epochs = 3: prox-svrg does not use it"):
+        planned("prox-svrg", {"gdp": 0.5}, rounds=9, restart=3, epochs=3)
+
+
+def test_values_and_differences_may_have_batches_of_their_own():
+    plan = planned("spider", {"epsilon": 2.0}, rounds=6, restart=3, sampling="poisson", batch=10, batch_difference=20)
+    assert {s.name: s.batch.divisor(40) for s in plan.releases(0)} == {"value": 10.0, "difference": 20.0}
+
+
+def test_the_sums_printed_noise_is_taken_and_judged():
+    """Alg. 7 of Lowy et al. calls P_vec with epsilon N/(2M): all silos answer, so half of it."""
+    privacy = {"trust": "shuffled", "epsilon": 2.0, "delta": 1e-5}
+    plan = planned("sdp-prox-sgd", privacy, "paper", rounds=4, weights="size")
+    assert plan.multipliers["value"][0] == pytest.approx(1 / gaussian.mu_of(1.0, 1e-5), rel=1e-6)
+    assert plan.epsilon(0) == pytest.approx(1.0, rel=0.02)  # each record is in one sum only
+
+
+def test_stationarity_is_that_of_the_set():
+    """On the border of K, where the gradient points outwards, nothing is left to gain."""
+    tree: dict[str, Any] = {
+        "algorithm": {"name": "mu2", "rounds": 5, "step_size": 1e-3, "prox": {"kind": "box", "low": 0.0, "high": 1e-4}}
+    }
+    prepared = prepare(parse_config(tree), made_data())
+    problem, algorithm = prepared.problem, prepared.setting.algorithm
+    norm = lambda x: float(measure_point(problem, algorithm, x)["gradient_norm2"])
+    corners = [jnp.asarray(1e-4 * np.array(list(np.binary_repr(i, 6)), float), jnp.float32) for i in range(64)]
+    free = norm(jnp.full(6, 5e-5))
+    assert min(norm(x) for x in corners) < 1e-6 * free
