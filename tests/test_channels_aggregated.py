@@ -22,6 +22,7 @@ from silodp.config import Config
 from silodp.errors import Refused, Undecided
 from silodp.facts import Facts
 from silodp.plan.make import make_plan
+from silodp.privacy.sums import ROUNDING
 from silodp.randomness import SystemRandomness
 from silodp.releases import Account
 
@@ -148,6 +149,25 @@ def test_a_silo_near_a_border_asks_for_the_grid_and_takes_one_of_the_two():
     for none in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(Refused, match="without a grid"):
             exponent_of(none, None)
+
+
+@pytest.mark.parametrize("weights", ["equal", "size"])
+def test_rounding_moves_a_sum_by_no_more_than_every_sensitivity_counts_with(weights):
+    """The worst neighbours: every number of the moved record just crosses to the next multiple of the step."""
+    plan = planned(weights=weights)
+    ends, moves = ends_of(plan), np.asarray(plan.facts.weights) * plan.declared.bounds_over_clip("value")
+    parts = parts_of(plan, np.zeros((5, D)))
+    step = float(parts[0].step)
+    for i, end in enumerate(ends):
+        weight = plan.facts.weights[i]
+        far = moves[i] / math.sqrt(D)
+        for aside in (0.5 - 1e-4, 0.5 - (far / step) % 1 + 1e-4):
+            before = np.full(D, aside) * step / weight
+            values = [np.asarray(v, np.float32) for v in (before, before + far / weight)]
+            one, other = (end._rounded(replace(parts[i], value=jnp.asarray(v)), step) for v in values)
+            apart = np.linalg.norm(one - other) * step
+            assert apart <= (1 + ROUNDING) * moves[i]
+        assert math.ceil(far / step) * step * math.sqrt(D) <= (1 + ROUNDING) * moves[i]
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 31, 32, 33, 48, 63])

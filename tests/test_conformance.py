@@ -26,7 +26,8 @@ from tests.textbook import textbook
 DATA, BALANCED = made_data(), made_data((30, 30, 30))
 VARIANCE_REDUCED = ("soteria-svrg", "soteria-saga", "ldp-svrg")
 PARTIAL = [("dp-gd", "trusted"), ("spider", "untrusted"), ("prox-svrg", "untrusted"), ("soteria-svrg", "untrusted"),
-           ("soteria-saga", "untrusted"), ("local-sgd", "untrusted"), ("sdp-spider", "shuffled")]  # fmt: skip
+           ("soteria-saga", "untrusted"), ("local-sgd", "untrusted"), ("sdp-spider", "shuffled"),
+           ("spider", "aggregated")]  # fmt: skip
 
 
 @dataclass

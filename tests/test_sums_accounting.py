@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -76,6 +77,25 @@ def test_delta_of_a_small_sum_is_below_the_accountants_and_near_it(steps, moved)
         assert exact <= told
         if loss_at(steps, 1) < 0.01:
             assert told < exact * (1 + 20 * loss_at(steps, 1))
+
+
+@pytest.mark.parametrize("moved", [(30, 0), (20, 15), (9, 9)])
+def test_delta_of_two_numbers_or_of_two_releases_is_below_the_accountants_and_near_it(moved):
+    """Exactly, over the plane: two coordinates of one release, or one of two, each the sum of three shares."""
+    steps, reach = 40.0, 7 * 40
+    share = discrete(steps / math.sqrt(3), reach)
+    total = np.convolve(np.convolve(share, share), share)[2 * reach : -2 * reach]
+    here = np.outer(*(np.append(total, np.zeros(move)) for move in moved))
+    there = np.outer(*(np.append(np.zeros(move), total) for move in moved))
+    line = lambda name, by, d: Spent(Releases(name, 1, Full(), loss=loss_at(steps, d), lost=LOST), steps / by)
+    together = [line("value", math.hypot(*moved), 2)]
+    apart = [line(f"number {i}", move, 1) for i, move in enumerate(moved) if move]
+    for epsilon in (0.2, 1.0):
+        exact = np.maximum(here - math.exp(epsilon) * there, 0).sum()
+        for spent in (together, apart):
+            assert exact <= accountant.delta(spent, epsilon)
+            plain = [replace(s, releases=replace(s.releases, loss=0.0, lost=0.0)) for s in spent]
+            assert accountant.delta(plain, epsilon) == pytest.approx(exact, rel=5e-3)  # the loss apart, it is that
 
 
 def test_epsilon_and_delta_are_inverse_and_calibration_meets_its_target():
@@ -193,6 +213,27 @@ def test_the_certificates_three_levels(sizes):
         expected = gaussian.epsilon_of(1e-5, math.sqrt(20) / alone)
         assert all_others == pytest.approx(expected, rel=1e-4)
     assert max(plan.epsilon(i) for i in range(6)) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["equal", "size"])
+@pytest.mark.parametrize(("colluding", "missing"), [(0, 0), (2, 1), (3, 0), (1, 2), (5, 0)])
+def test_the_worst_coalition_leaves_each_silo_what_its_statement_says(colluding, missing, weights):
+    """All coalitions one by one, and epsilon by another accountant."""
+    plan = planned("aggregated", UNBALANCED, weights, colluding=colluding, missing=missing)
+    weight = np.asarray(UNBALANCED) / sum(UNBALANCED) if weights == "size" else np.full(6, 1 / 6)
+    record = weight * (2 + 2.0**-7) / np.asarray(UNBALANCED)  # moves the sum so far
+    shares = np.asarray(plan.multipliers["value"]) * record
+    for silo in range(6):
+        others = [i for i in range(6) if i != silo]
+        left = [
+            np.linalg.norm(np.delete(shares, [*helping, *gone]))
+            for helping in combinations(others, colluding)
+            for gone in combinations([i for i in others if i not in helping], missing)
+        ]
+        worst = min(left) / (record[silo] * (1 + ROUNDING))
+        golden = pld.from_gaussian_mechanism(worst / math.sqrt(20), value_discretization_interval=1e-4)
+        assert plan.epsilon(silo) == pytest.approx(golden.get_epsilon_for_delta(1e-5), rel=2e-3)
+        assert plan.epsilon(silo) <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ class SumEnd(ServerEnd):
             return {str(i): each for i, each in told.items()}
 
         told = self.kept(step, ask)
-        self.bits += 8 * _hex_bytes(told)
+        self.bits += 8 * _text_bytes(told)
         return {int(i): each for i, each in told.items()}
 
     def _check_left(self, count: int) -> None:
@@ -293,13 +293,13 @@ def words_to(silo: int, told: Mapping[int, Mapping[str, Any]]) -> dict[int, str]
     return {i: each["words"][str(silo)] for i, each in told.items() if i != silo}
 
 
-def _hex_bytes(tree: Any) -> int:
-    """Bytes that a header's hexadecimal texts stand for."""
+def _text_bytes(tree: Any) -> int:
+    """Bytes of a header's texts, as they are sent."""
     if isinstance(tree, dict):
-        return sum(map(_hex_bytes, tree.values()))
+        return sum(map(_text_bytes, tree.values()))
     if isinstance(tree, list):
-        return sum(map(_hex_bytes, tree))
-    return len(tree) // 2 if isinstance(tree, str) else 0
+        return sum(map(_text_bytes, tree))
+    return len(tree) if isinstance(tree, str) else 0
 
 
 def narrowed(words: Words, width: int) -> Words:
