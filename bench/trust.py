@@ -71,13 +71,13 @@ def utility(seeds: int = 5) -> None:
     kept = {label: privacy for label, privacy in LEVELS.items() if label != "shuffled"}
     found: dict[str, float] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name, seed in itertools.product(UTILITY, range(seeds)):
-        keys = {f"{name}|{e:g}|{label}|{seed}": (e, kept[label]) for e in EPSILONS for label in kept}
-        if keys.keys() <= found.keys():
-            continue
-        data = prepared(TASKS[name], seed)[0]
-        for key in keys.keys() - found.keys():
-            found[key] = reached(TASKS[name], data, *keys[key], seed)
-        KEPT.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+        cells = lambda label: [f"{name}|{epsilon:g}|{label}|{seed}" for epsilon in EPSILONS]  # noqa: B023
+        left = [label for label in kept if not found.keys() >= set(cells(label))]
+        data = prepared(TASKS[name], seed)[0] if left else None
+        for label in left:
+            assert data is not None
+            found |= zip(cells(label), reached(TASKS[name], data, kept[label], seed), strict=True)
+            KEPT.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
     print("| task | epsilon | " + " | ".join(kept) + " |\n" + "|---" * (len(kept) + 2) + "|")
     for name, epsilon in itertools.product(UTILITY, EPSILONS):
         cells = [[found[f"{name}|{epsilon:g}|{label}|{seed}"] for seed in range(seeds)] for label in kept]
@@ -85,10 +85,12 @@ def utility(seeds: int = 5) -> None:
         print(f"| {name} | {epsilon:g} | " + " | ".join(told) + " |")
 
 
-def reached(task: Task, data: FederatedData, epsilon: float, privacy: dict[str, Any], seed: int) -> float:
-    asked = config(task, epsilon, privacy["trust"], seed, {"name": "auto"}, whiten={"scale": 1.0})
-    changed = asked.privacy.model_copy(update=privacy)
-    return scores(task, data, [asked.model_copy(update={"privacy": changed})])[0]
+def reached(task: Task, data: FederatedData, privacy: dict[str, Any], seed: int) -> list[float]:
+    """At every epsilon."""
+    options: dict[str, Any] = {"whiten": {"scale": 1.0}}
+    plain = [config(task, epsilon, privacy["trust"], seed, {"name": "auto"}, **options) for epsilon in EPSILONS]
+    asked = [each.model_copy(update={"privacy": each.privacy.model_copy(update=privacy)}) for each in plain]
+    return scores(task, data, asked)
 
 
 def cost(silos: int = 32, size: int = 50_000) -> None:
