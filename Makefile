@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export SILODP_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: docs demo test test-all mutants faults lint bench reproduce clean
+.PHONY: docs demo test test-all mutants faults fuzz lint bench reproduce clean
 
 # Only what users need; `make test` adds the developers' tools.
 demo: $(USERS)
@@ -32,6 +32,10 @@ mutants: $(READY)
 # It may be stopped at any time; the same command goes on.
 faults: $(READY)
 	$(BIN)/python -m tests.faults $(COUNT)
+
+# Malformed frames, plans, answers and tables: refused in one line, whatever comes (also part of test-all, some of test).
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz $(COUNT)
 
 # Every table and figure of the papers, two at a time; what is done is not run again, so it may be stopped at any time.
 reproduce: $(READY)

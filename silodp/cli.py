@@ -24,7 +24,7 @@ from silodp.cli_fit import fit, predict, warned
 from silodp.cli_pages import compare, plan, show
 from silodp.cli_schema import app as schema
 from silodp.compiler import compile_quickly
-from silodp.errors import ConfigError, Refused
+from silodp.errors import ConfigError, Refused, one_line
 from silodp.later import Later
 from silodp.show import (
     MESSAGES,
@@ -73,11 +73,14 @@ def refusals(directory: Path | None = None) -> Iterator[None]:
         with warned():
             yield
     except (ConfigError, OSError) as error:
-        complain(f"error: {' '.join(str(error).split())}")
+        complain(f"error: {one_line(error)}")
         raise typer.Exit(2) from None
     except Refused as error:
         resumable = directory is not None and directories.is_resumable(directory)
-        complain(f"error: message run: {error}" + (f"; continue with: silodp resume {directory}" if resumable else ""))
+        complain(
+            f"error: message run: {one_line(error)}"
+            + (f"; continue with: silodp resume {directory}" if resumable else "")
+        )
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         resumable = directory is not None and directories.is_resumable(directory)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.errors import ConfigError, Refused
+from silodp.errors import ConfigError, Refused, one_line
 
 SiteFolder = Annotated[Path, typer.Argument(help="the folder of this site's guard", metavar="DIR")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="write to this file (default: print)")]
@@ -23,11 +23,11 @@ def told() -> Iterator[None]:
     try:
         yield
     except (ConfigError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         raise typer.Exit(2) from None
     except Refused as error:
         code = getattr(error, "code", None)
-        print(f"refused: {error}{f' ({code})' if code else ''}", file=sys.stderr)
+        print(f"refused: {one_line(error)}{f' ({code})' if code else ''}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)

@@ -51,3 +51,8 @@ class Undecided(Refused):
 
 class SilodpWarning(UserWarning):
     """What is allowed and costs more than it seems to: a weak promise, or a silo that brings more noise than data."""
+
+
+def one_line(error: object) -> str:
+    """An error as a terminal may show it: one line, and no character of a file's that could do anything there."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(error).split()))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
-import random
 import struct
 import zipfile
 from collections import Counter
@@ -14,20 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from silodp.data import load_data
-from silodp.data.frames import read_frame
-from silodp.deploy import signing
-from silodp.deploy.certify import verified
-from silodp.deploy.coordinator import checked
-from silodp.deploy.document import Document, told_facts
-from silodp.deploy.policy import SENTENCES
-from silodp.deploy.wire import decode, encode
-from silodp.errors import ConfigError, Refused
+from silodp.deploy.wire import encode
 from tests.faults.network import BROKEN, Network, faults, inject
-from tests.guards import X0, Federation
+from tests.fuzz import fuzz
+from tests.guards import X0
 
 
 def test_no_fault_loses_or_doubles_a_release(tmp_path):
@@ -68,67 +61,16 @@ def test_the_harness_notices_a_guard_that_answers_twice(tmp_path, monkeypatch):
     sites.close()
 
 
-# --- fuzzing -----------------------------------------------------------------------------------------------------
+# --- malformed input ---------------------------------------------------------------------------------------------
 
 
-JUNK = [b"1e999", b"NaN", b"-1", b"null", b"[]", b'"', b"{", b"\xff", b"99999999999999"]
-
-
-def mutated(data: bytes, chosen: random.Random) -> bytes:
-    """Bits flipped, pieces cut, repeated or replaced by junk."""
-    out = bytearray(data)
-    for _ in range(chosen.randrange(1, 6)):
-        at, kind = chosen.randrange(len(out) + 1), chosen.randrange(5)
-        if kind == 0 and out:
-            out[at % len(out)] ^= 1 << chosen.randrange(8)
-        elif kind == 1:
-            del out[at : at + chosen.randrange(1, 20)]
-        elif kind == 2:
-            out[at:at] = out[max(0, at - chosen.randrange(1, 20)) : at]
-        elif kind == 3:
-            out[at:at] = os.urandom(chosen.randrange(1, 9))
-        else:
-            out[at:at] = chosen.choice(
-                [b"1e999", b"NaN", b"-1", b"null", b"[]", b'"', b"{", b"\xff", b"99999999999999"]
-            )
-    return bytes(out)
-
-
-def fuzz(sites: Federation, count: int, seed: int) -> None:
-    """Frames and plans to a guard, answers to a server, statements to anybody: refused, never anything else."""
-    chosen, document = random.Random(seed), sites.document()
-    plan = signing.canonical(document.tree)
-    header = {"kind": "plan", "document": plan.decode(), "approvals": []}
-    frames = [encode(header, {}), encode({"kind": "ask", "run": "0" * 32, "query": "value", "round": 0}, {"0": X0})]
-    answer = encode({"kind": "answer", "facts": {"gradients": 3.0, "step": 0.5, "stream": "value"}}, {"value": X0})
-    facts = json.dumps(sites.roster[0]).encode()
-    expected = {"stream": "value", "parameters": 3, "records": 20.0}
-    for _ in range(count):
-        told = decode(sites.rpc("north", mutated(chosen.choice(frames), chosen)))[0]
-        assert told["kind"] == "refused" and told["reason"] == SENTENCES[told["code"]]
-        for data, read in (
-            (answer, lambda data: checked(decode(data), expected)),
-            (plan, lambda data: Document(signing.read_document(data)).fingerprint),
-            (facts, lambda data: told_facts(signing.read_document(data))),
-            (facts, lambda data: verified([signing.read_document(data)])),
-        ):
-            try:
-                read(mutated(data, chosen))
-            except (Refused, ConfigError):
-                continue
-
-
-def test_fuzzed_messages_are_refused(tmp_path):
-    sites = Federation(tmp_path)
-    fuzz(sites, 60, 5)
-    sites.close()
-
-
-@pytest.mark.slow
-def test_twenty_thousand_fuzzed_messages_are_refused(tmp_path):
-    sites = Federation(tmp_path)
-    fuzz(sites, 4000, 6)  # five cases each
-    sites.close()
+@pytest.mark.parametrize("count", [250, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:Duplicate name", "ignore:.*encountered in cast")
+def test_malformed_input_is_taken_or_refused_in_one_line(tmp_path, count):
+    counts, failed = fuzz(tmp_path, count)
+    assert not failed, failed[:20]
+    assert sum(counts.values()) >= count * 0.99
+    assert all(counts[name, "refused"] for name in ("answers to a server", "plans", "statements", "tables", "archives"))
 
 
 def npz(folder: Path, change: Any) -> Path:
@@ -158,6 +100,22 @@ def huge_shape(data: bytes) -> bytes:
     return buffer.getvalue()
 
 
+def bombs(folder: Path) -> list[Path]:
+    """Files that unpack to a thousand times their size."""
+    (folder / "bomb.csv.gz").write_bytes(gzip.compress(b"a,y\n" + b"1,0\n" * (1 << 18)))
+    rows = pa.table({"a": pa.DictionaryArray.from_arrays(pa.array(np.zeros(1 << 20, np.int8)), ["x"])})
+    pq.write_table(rows, folder / "bomb.parquet")
+    np.savez_compressed(folder / "bomb.npz", X=np.zeros((1 << 18, 1)), y=np.zeros(1 << 18))
+    return [folder / f"bomb.{ending}" for ending in ("csv.gz", "parquet", "npz")]
+
+
+def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr("silodp.data.frames.SMALL", 1 << 12)  # what is not larger may be packed anyhow
+    for bomb in bombs(tmp_path):
+        with pytest.raises(ValueError, match="unpacks to far more"):
+            load_data(str(bomb), target="y", silos=1)
+
+
 def test_known_bad_files_are_one_line_errors(tmp_path):
     """LIBSVM with an index beyond memory, archives that lie, a Parquet file that is none, two columns of one name."""
     svm = tmp_path / "data.svm"
@@ -175,25 +133,3 @@ def test_known_bad_files_are_one_line_errors(tmp_path):
     with pytest.raises(ValueError) as caught:
         load_data(str(huge), silos=1)
     assert huge.name in str(caught.value)
-
-
-def read_any(path: Path) -> None:
-    try:
-        read_frame(path)
-        load_data(str(path), target="y", silos=1)
-    except (ValueError, OSError):
-        return
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
-def test_fuzzed_tables_are_read_or_refused(tmp_path, count):
-    chosen = random.Random(7)
-    table = pd.DataFrame({"a": range(9), "b": np.linspace(0, 1, 9), "y": [0, 1, 0] * 3})
-    table.to_csv(tmp_path / "t.csv", index=False)
-    table.to_parquet(tmp_path / "t.parquet")
-    good = {ending: (tmp_path / f"t.{ending}").read_bytes() for ending in ("csv", "parquet")}
-    for i in range(count):
-        ending = chosen.choice(list(good))
-        file = tmp_path / f"{i}.{ending}"
-        file.write_bytes(mutated(good[ending], chosen))
-        read_any(file)

@@ -21,6 +21,13 @@ RUN = "00" * 16
 
 
 @pytest.fixture
+def sites(tmp_path) -> Iterator[Federation]:
+    federation = Federation(tmp_path / "sites")
+    yield federation
+    federation.close()
+
+
+@pytest.fixture
 def ledger(tmp_path) -> Iterator[Ledger]:
     opened = Ledger(tmp_path / "ledger.db", tmp_path / "counter")
     opened.begin(RUN, "plan", [], {"small": b"s", "large": bytes(LARGE + 1)})
@@ -70,6 +77,34 @@ def test_a_failed_write_leaves_no_file_and_no_row(ledger, tmp_path):
     assert len(files(ledger)) == 2  # nobody names it
     answer(ledger, "ask 0/value", b"reply", {}, [])
     assert len(files(ledger)) == 1 and not ledger.verify()
+
+
+def test_the_counter_knows_of_an_entry_before_its_answer_leaves(sites, tmp_path):
+    """It could not be written with the entry. Whoever asks again gets the answer only when it can."""
+    document = sites.document()
+    assert sites.open("north", document, sites.approve(document))["kind"] == "ready"
+    sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)
+    ledger = sites.guard("north").ledger
+
+    def unwritten(head: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    ledger._note = unwritten
+    for _ in range(2):
+        assert asked(sites, document.run, "north", "value", 0)["code"] == "disk"
+    del ledger._note
+    assert ledger._noted().seq == ledger.head.seq - 1
+    assert asked(sites, document.run, "north", "value", 0)["kind"] == "answer"
+    assert ledger._noted() == ledger.head
+    ledger._note = unwritten
+    with pytest.raises(OSError, match="error"):
+        ledger.finish(document.run)
+    sites.end("north")
+    assert sites.guard("north").ledger._noted().seq == ledger_seq(sites)
+
+
+def ledger_seq(sites: Federation) -> int:
+    return sites.guard("north").ledger.head.seq
 
 
 # --- copies ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from silodp.data import FederatedData
 from silodp.deploy.coordinator import MessageFederation, checked
+from silodp.deploy.kept import KeptSilo
 from silodp.deploy.links import SiloProcess, heard
 from silodp.deploy.pipes import set_up
 from silodp.deploy.silo import SiloServer, reply
@@ -42,6 +44,30 @@ def test_a_restarted_silo_answers_nothing_again():
     assert "the plan allows 2 releases" in ask(back, "value", 3, X0)[0]["reason"]
     with pytest.raises(Refused, match="begun already"):
         back.restore(*silo.state())
+
+
+def test_a_kept_silo_gives_the_same_bytes_and_takes_no_other_plan(tmp_path):
+    """Its process ended; the next one finds question and answer in its folder."""
+    plan, other = (prepare(agreed(clip=clip), DATA).plan for clip in (1.0, 2.0))
+    setup = setup_of(plan) | {"run": "00"}
+    question = encode({"kind": "ask", "query": "value", "round": 0, "run": "00"}, {"0": X0})
+    answers = []
+    for _ in range(2):
+        keep = lambda header, silo: KeptSilo(tmp_path, header, silo)
+        kept, told = reply(None, encode(setup, records_of(DATA.silos[0])), keep)
+        assert isinstance(kept, KeptSilo) and decode(told)[0]["kind"] == "ready"
+        reply(kept, encode({"kind": "start"}, {"x0": X0}), keep)
+        answers.append(reply(kept, question, keep)[1])
+        assert "has a plan" in decode(reply(kept, encode(setup, records_of(DATA.silos[0])), keep)[1])[0]["reason"]
+        kept.ledger.close()
+        kept.holding.__exit__(None, None, None)
+    assert answers[0] == answers[1] and decode(answers[0])[0]["kind"] == "answer"
+    for changed in (setup_of(other) | {"run": "00"}, setup | {"run": "11"}):
+        keep = lambda header, silo: KeptSilo(tmp_path / "copy", header, silo)
+        shutil.copytree(tmp_path, tmp_path / "copy", ignore=shutil.ignore_patterns("copy"), dirs_exist_ok=True)
+        refused = decode(reply(None, encode(changed, records_of(DATA.silos[0])), keep)[1])[0]
+        assert "another run" in refused["reason"], refused
+        shutil.rmtree(tmp_path / "copy")
 
 
 SEEDED = {

@@ -5,6 +5,8 @@ No error quotes a cell, nor what a parser says about one.
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
 import re
 import warnings
@@ -12,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from silodp.data import draft, inspection
 from silodp.data.cells import day, number
@@ -27,6 +29,7 @@ else:
     pd = Later("pandas")
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
+LARGEST, SMALL, PACKED = 1 << 36, 1 << 30, 200  # bytes of a table, of one that may be packed anyhow, and how densely
 # What readers raise about a file that is none of theirs, or lies about its size.
 UNREADABLE = (
     ValueError, OSError, EOFError, MemoryError, ArithmeticError, LookupError, TypeError, RuntimeError, zlib.error,
@@ -63,9 +66,44 @@ def _parsed(path: Path, **how: object) -> pd.DataFrame:
         # pandas only warns when lines are longer than the header, and drops the rest
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            return pd.read_csv(path, index_col=False, skipinitialspace=True, low_memory=False, **how)  # pyright: ignore
+            with opened(path) as file:
+                return pd.read_csv(file, index_col=False, skipinitialspace=True, low_memory=False, **how)  # pyright: ignore
         except UNREADABLE as fault:
             raise ConfigError(f"{path}: not a readable CSV file ({reason(fault)})") from None
+
+
+def most(path: Path) -> int:
+    """Bytes that a file may unpack to: records are packed to a tenth or so, a bomb to a thousandth."""
+    return min(LARGEST, max(SMALL, PACKED * path.stat().st_size))
+
+
+class Bounded(io.RawIOBase):
+    """What a compressed file unpacks to, as long as that is not too much."""
+
+    def __init__(self, file: gzip.GzipFile, most: int):
+        self.file, self.left = file, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.file.read1(len(buffer))
+        self.left -= len(data)
+        if self.left < 0:
+            raise MemoryError
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def opened(path: Path) -> IO[bytes]:
+    """A table's bytes, unpacked."""
+    if not path.name.endswith(".gz"):
+        return path.open("rb")
+    return io.BufferedReader(Bounded(gzip.open(path), most(path)), 1 << 20)  # pyright: ignore[reportArgumentType]
 
 
 def reason(fault: BaseException) -> str:
@@ -74,6 +112,8 @@ def reason(fault: BaseException) -> str:
         return "its text is not UTF-8"
     if isinstance(fault, pd.errors.EmptyDataError):
         return "it is empty"
+    if isinstance(fault, MemoryError):
+        return "it unpacks to far more than its size lets expect"
     lengths = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(fault))
     if lengths:
         return f"line {lengths[2]} has {lengths[3]} fields, expected {lengths[1]}"
@@ -84,6 +124,11 @@ def reason(fault: BaseException) -> str:
 
 def read_parquet(path: Path) -> pd.DataFrame:
     try:
+        import pyarrow.parquet as pq
+
+        told = pq.read_metadata(path)
+        if 8 * told.num_rows * told.num_columns > most(path):
+            raise MemoryError
         return pd.read_parquet(path)
     except ImportError:
         raise ConfigError(f"{path}: Parquet needs pyarrow; install silodp[parquet]") from None

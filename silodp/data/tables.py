@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 from jaxtyping import Float32
 
-from silodp.data.frames import UNREADABLE, header, looks_like_a_record, read_parquet, reason, refuse_twice
+from silodp.data.frames import UNREADABLE, header, looks_like_a_record, most, opened, read_parquet, reason, refuse_twice
 from silodp.data.kinds import identifies
 from silodp.data.types import Table
 from silodp.later import Later
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = Later("pandas")
-
-LARGEST = 1 << 36  # bytes of a table: a file that unpacks to more lies, or is not for one machine
 
 Single = Union[str, Path, "pd.DataFrame", tuple, Table]
 Source = Single | Sequence[Single] | Mapping[str, Single]
@@ -254,7 +252,8 @@ def _read_csv(path: Path, columns: Columns) -> Table:
         # pandas only warns when lines are longer than the header, and drops the rest
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            frame = pd.read_csv(path, index_col=False, skipinitialspace=True, low_memory=False)
+            with opened(path) as file:
+                frame = pd.read_csv(file, index_col=False, skipinitialspace=True, low_memory=False)
         except UNREADABLE as fault:
             raise _unreadable(path, "CSV", fault) from None
     if pd.Series(pd.to_numeric(pd.Series(frame.columns), errors="coerce")).notna().all():
@@ -271,7 +270,7 @@ def _read_libsvm(path: Path, columns: Columns) -> Table:
 
     try:
         sparse, targets = load_svmlight_file(str(path), zero_based=False)[:2]  # pyright: ignore
-        if 8 * math.prod(sparse.shape) > LARGEST:  # pyright: ignore
+        if 8 * math.prod(sparse.shape) > most(path):  # pyright: ignore
             raise MemoryError
         features = sparse.toarray()  # pyright: ignore
     except UNREADABLE as fault:
@@ -299,7 +298,7 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; pickled objects are refused."""
     try:
         with zipfile.ZipFile(path) as members:
-            if sum(member.file_size for member in members.infolist()) > LARGEST:
+            if sum(member.file_size for member in members.infolist()) > most(path):
                 raise MemoryError
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)

@@ -105,6 +105,7 @@ class Desk:
                 raise Repeated(f"{key}: answered already, to another question")
             if seen.reply is None:
                 raise Dropped(f"{key}: answered; the bytes were dropped after the server's checkpoint")
+            self.ledger.note_last()
             return seen.reply
         return self._fresh(key, question, header, arrays)
 

@@ -74,6 +74,7 @@ class Ledger:
 
     def __init__(self, path: Path, counter: Path):
         self.path, self.counter, self.blobs = path, counter, Blobs(path.with_name("blobs"))
+        self.noted = 0  # the entry that this program has told the counter of
         self.swept = False  # whether every file beside it is named by a row
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # before SQLite would create it for all to read
         os.close(handle)
@@ -83,6 +84,7 @@ class Ledger:
             self.db.execute("pragma synchronous=full")
             self.db.executescript(TABLES)
             self.check_not_behind()
+            self.note_last()
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{path}: the ledger cannot be read ({error})") from None
 
@@ -107,6 +109,12 @@ class Ledger:
                 f"{self.path}: this ledger is older than {self.counter}, or another one: it was put back from a copy, "
                 "and answers that were given are missing in it; bring the newer one back"
             )
+
+    def note_last(self) -> None:
+        """The counter knows of every entry before its answer leaves, also when it could not be written at first."""
+        head = self.head
+        if self.noted != head.seq and head.seq:
+            self._note(head)
 
     def next_head(self, event: Mapping[str, Any]) -> Head:
         """What the chain's head will be with this event."""
@@ -150,6 +158,7 @@ class Ledger:
             os.fsync(handle)
         finally:
             os.close(handle)
+        self.noted = head.seq
 
     def _noted(self) -> Head | None:
         if not self.counter.is_file():

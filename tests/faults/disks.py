@@ -9,6 +9,7 @@ import ctypes
 import platform
 import random
 import resource
+import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,10 +67,17 @@ def files_of(folder: Path) -> Files:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.suffix != ".db-shm"}
 
 
-def power_cut(folder: Path, before: Files, chosen: random.Random) -> None:
-    """Of what was written since `before`, and never synchronised, some sectors are there and some are not."""
+def keep(folder: Path, copy: Path) -> None:
+    """What is on the disk now, for `power_cut`."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.sock", "*.db-shm"))
+
+
+def power_cut(folder: Path, copy: Path, chosen: random.Random) -> None:
+    """Of what was written since the copy, and never synchronised, some sectors are there and some are not."""
     for file, now in files_of(folder).items():
-        old = before.get(file)
+        before = copy / file.relative_to(folder)
+        old = before.read_bytes() if before.is_file() else None
         if old is None or old != now:
             file.write_bytes(mixed(old or b"", now, chosen))
     for shared in folder.glob("*.db-shm"):

@@ -51,27 +51,35 @@ def quiet(log: Path) -> None:
 def run_guard(folder: Path, order: Path, large: int) -> None:
     """As `silodp silo guard`. `order`: a file that says which disk fault comes with the next question."""
     quiet(folder.with_suffix(".log"))
-    blobs.LARGE, honest = large, guard.Guard.reply
+    blobs.LARGE, honest, answers = large, guard.Guard.reply, guard.Guard._reply
 
-    def reply(self: guard.Guard, data: bytes) -> bytes:
+    def broken_reply(self: guard.Guard, data: bytes) -> bytes:
+        """Under the guard's lock: nobody else writes meanwhile."""
         if not order.is_file():
-            return honest(self, data)
+            return answers(self, data)
         told = json.loads(order.read_text())
         order.unlink()
+        self.told = told  # pyright: ignore[reportAttributeAccessIssue]
+        if told["fault"].startswith("killed at"):
+            disks.keep(folder, order.with_suffix(".before"))
+        with broken(self, told):
+            return answers(self, data)
+
+    def reply(self: guard.Guard, data: bytes) -> bytes:
+        self.told = {}  # pyright: ignore[reportAttributeAccessIssue]
         hit = order.with_suffix(".hit")
         try:
-            with broken(self, told):
-                answer = honest(self, data)
+            answer = honest(self, data)
         except OSError:  # not even the log can be written
             hit.touch()
             raise
         if decode(answer)[0].get("code") == "disk":
             hit.touch()
-        if told["fault"] in ("sync fails", "write fails"):
+        if self.told.get("fault") in ("sync fails", "write fails"):  # pyright: ignore[reportAttributeAccessIssue]
             raise ConnectionError  # this thread cannot write any more
         return answer
 
-    guard.Guard.reply = reply
+    guard.Guard.reply, guard.Guard._reply = reply, broken_reply
     try:
         guarding.serve(folder)
     except ConfigError as error:

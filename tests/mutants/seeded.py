@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from tests.mutants.arithmetic import ARITHMETIC
+from tests.mutants.deployed import DEPLOYED
 from tests.mutants.harness import Mutant
 
 MUTANTS = [
     *ARITHMETIC,
+    *DEPLOYED,
     # --- core: what is counted, clipped and let out ---
     Mutant(
         "bound-halved", "silodp/releases.py",

@@ -1,0 +1,44 @@
+"""Seeded bugs of guards, ledgers and runs that are resumed."""
+
+from __future__ import annotations
+
+from tests.mutants.harness import Mutant
+
+DEPLOYED = [
+    Mutant(
+        "answer-before-the-counter", "silodp/deploy/desk.py",
+        "            self.ledger.note_last()\n", "",
+        "an answer leaves that a ledger from an older copy would not know of, and nobody would notice",
+        "tests/test_deploy_ledger.py::test_the_counter_knows_of_an_entry_before_its_answer_leaves",
+    ),
+    Mutant(
+        "shorter-ledger-believed", "silodp/deploy/vouch.py",
+        "if now[site] <= entries.get(site, -1):", "if False:",
+        "a site that was put back from a copy draws its noise again, and the others go on with it",
+        "tests/test_deploy_ledger.py::test_other_sites_notice_a_folder_that_was_put_back_whole",
+    ),
+    Mutant(
+        "server-believes-a-clone", "silodp/deploy/remote.py",
+        "        if head[0] < least:", "        if False:",
+        "two ledgers of one site answer in turn",
+        "tests/test_deploy_ledger.py::test_a_server_notices_a_ledger_that_does_not_grow",
+    ),
+    Mutant(
+        "kept-silo-takes-another-plan", "silodp/deploy/kept.py",
+        "if (each.run, each.fingerprint) != (run, fingerprint):", "if False:",
+        "a restarted silo takes a new plan and forgets what it has spent",
+        "tests/test_deploy_state.py::test_a_kept_silo_gives_the_same_bytes_and_takes_no_other_plan",
+    ),
+    Mutant(
+        "side-file-unchecked", "silodp/deploy/blobs.py",
+        "if hashlib.sha256(data).hexdigest() != cell:", "if False:",
+        "a silo goes on from a state that is not its own",
+        "tests/test_deploy_ledger.py::test_a_file_that_changed_is_noticed",
+    ),
+    Mutant(
+        "memory-ahead-of-the-disk", "silodp/deploy/desk.py",
+        "self.ahead = not refused or self.silo.answered is not before", "self.ahead = False",
+        "a silo whose answer could not be written goes on as if it had been",
+        "tests/test_deploy_guard.py::test_a_ledger_that_cannot_be_written_sends_nothing",
+    ),
+]  # fmt: skip
