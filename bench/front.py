@@ -13,6 +13,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,20 @@ PEERS = ("objective", "diffprivlib", "adassp")
 
 
 def measure(names: list[str], kept: Kept, only: str | None) -> None:
-    for name in names:
-        table = TABLES[name]()
+    """Seed by seed, so that a run that is stopped has something of every table."""
+    for seed, name in itertools.product(range(max(SEEDS)), names):
+        table = read(name)
         own, others = SEEDS if len(table.frame) < MANY else FEW_SEEDS
-        for seed in range(0 if only == "others" else own):
+        if seed < own and only != "others":
             for epsilon, trust in itertools.product(EPSILONS, TRUSTS):
                 kept(f"{name}|{epsilon:g}|{trust}|{seed}|{OWN}", lambda: own_score(table, epsilon, trust, seed))  # noqa: B023
-        for seed in range(0 if only == "front" else others):
+        if seed < others and only != "front":
             compare(name, table, seed, kept)
+
+
+@cache
+def read(name: str) -> Raw:
+    return TABLES[name]()
 
 
 def compare(name: str, table: Raw, seed: int, kept: Kept) -> None:

@@ -47,13 +47,18 @@ def check(
 ) -> None:
     """Print all problems of all files, one line each and without a cell; exit code 1 if there are any."""
     from silodp.data.frames import read_checked
+    from silodp.data.inspection import others
     from silodp.data.schema import Schema
 
     try:
-        read_checked(Schema.read(schema), files)
+        known = Schema.read(schema)
+        frames = read_checked(known, files)
     except ConfigError as error:
         print(error)
         lines = error.lines if isinstance(error, Problems) else (str(error),)
         print(f"{len(lines)} problem{'s' if len(lines) > 1 else ''}")
         raise typer.Exit(1) from None
+    for source, frame in frames.items():
+        for line in others(known, frame, source):
+            print(f"note: {line}")
     print(f"no problems in {len(files)} file{'s' if len(files) > 1 else ''}")

@@ -115,6 +115,9 @@ class WhitenConfig(Section):
     scale: float | None = Field(
         default=None, gt=0, description="public factor that makes features about 1 long; 1 / sqrt(d) when left out"
     )
+    target: float = Field(
+        default=1.0, gt=0, description="expected deviation of a number to predict: the unit of clip norms of `auto`"
+    )
 
 
 class EvaluateConfig(Section):

@@ -21,7 +21,7 @@ from silodp.config import AlgorithmConfig, ModelConfig
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note
 from silodp.errors import ConfigError
-from silodp.front import bundle, export, records
+from silodp.front import advice, bundle, export, records
 from silodp.front.estimator import SiloEstimator
 from silodp.front.predictor import margins, probabilities
 from silodp.front.records import Rows
@@ -110,6 +110,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         self.classes_, codes = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ConfigError("y: one class only; give records of two or more classes")
+        advice.warn_of_numbers(self.classes_)
         note = Note(True, f"{len(self.classes_)} labels that occur in the records, taken as known beforehand")
         found = rows._replace(targets=codes.astype(np.int32))
         return records.federated(found, names(self.classes_), (records.AS_GIVEN, note))

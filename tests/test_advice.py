@@ -42,6 +42,15 @@ def test_what_costs_more_than_it_seems_is_told(case):
     assert len(caught) == 1
 
 
+def test_many_numbers_as_classes_are_told():
+    with pytest.warns(SilodpWarning, match="y: 12 different numbers are taken as classes; for a quantity take Silo"):
+        advice.warn_of_numbers(np.arange(12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        advice.warn_of_numbers(np.array([f"class {i}" for i in range(12)]))
+        advice.warn_of_numbers(np.arange(9))
+
+
 def test_nothing_is_told_of_what_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

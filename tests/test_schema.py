@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from silodp.cli import app
 from silodp.data.draft import column_draft
 from silodp.data.frames import read_checked, read_frame
-from silodp.data.inspection import rows
+from silodp.data.inspection import others, rows
 from silodp.data.kinds import KINDS, identifies
 from silodp.data.schema import Schema, Target
 from silodp.errors import ConfigError, Problems
@@ -270,7 +270,7 @@ def test_no_rows_to_predict_are_no_mistake():
 
 MISTAKES_IN_A_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"age__rnage": [0, 1]}, "columns.age.rnage: unknown key (did you mean range?); known: identifier, kind, range"),
-    ({"sex__range": [0, 1]}, "columns.sex.range: unknown key; known: identifier, kind, values, case, missing"),
+    ({"sex__range": [0, 1]}, "columns.sex.range: unknown key; known: identifier, kind, values, same, case, missing"),
     ({"colums": {}}, "colums: unknown key (did you mean columns?); known: silo, target, columns"),
     ({"target__clases": []}, "target.clases: unknown key (did you mean classes?)"),
     ({"age__kind": "nmber"}, "columns.age.kind = 'nmber': unknown (did you mean number?); known: number, category"),
@@ -475,7 +475,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def test_check_tells_the_problems_of_all_files(folder):
-    assert typed_command("check", "schema.toml", "good.csv", "good.csv") == (0, "no problems in 2 files\n")
+    code, told = typed_command("check", "schema.toml", "good.csv", "good.csv")
+    assert code == 0 and told.endswith("\nno problems in 2 files\n") and told.count("note: good.csv: column") == 2
     mistake(age=SECRET, more=SECRET).to_csv("one.csv", index=False)
     mistake(smoker=SECRET, more=SECRET).to_csv("two.csv", index=False)
     Path("three.csv").write_text(f"age,sex,age\n1,{SECRET},3\n")
@@ -584,3 +585,42 @@ def test_the_page_shows_a_schema_that_is_one_and_names_every_kind_and_key():
     named = set(re.findall(r"`([a-z]+)", page))
     keys = {key for kind in KINDS.values() for key in kind.model_fields} | set(Target.model_fields)
     assert set(KINDS) | keys - {"kind", "name"} <= named
+
+
+# --- other spellings -------------------------------------------------------------------------------------------
+
+SPELT: dict[str, Any] = {
+    "target": {"name": "y", "classes": ["well", "ill"], "same": [["ill", "krank", 1]]},
+    "columns": {
+        "sex": {"kind": "category", "values": ["female", "male"], "same": [["female", "F", "w"], ["male", "M"]]},
+        "pain": {"kind": "ordered", "values": ["low", "high"], "same": [["low", "L"]]},
+    },
+}
+
+
+def test_sites_that_write_differently_are_joined_by_other_spellings():
+    schema = Schema.read(SPELT)
+    table = pd.DataFrame(
+        {"sex": ["F", "female", "m", "x"], "pain": ["l", "high", "low", "High"], "y": [1, "Krank", "well", "ill"]}
+    )
+    assert schema.feature_names == ("sex=female", "sex=male", "sex=other", "pain")
+    assert schema.features(table)[:, :3].argmax(axis=1).tolist() == [0, 0, 1, 2]
+    assert schema.features(table)[:, 3].tolist() == [-1, 1, -1, 1]
+    assert schema.targets(table).tolist() == [1, 1, 0, 1]
+    assert Schema.read(tomllib.loads(schema.to_toml())) == schema
+    told = list(others(schema, table, "north.csv"))
+    assert len(told) == 1 and told[0].startswith("north.csv: column 'sex': fewer than 10 rows hold a text that is not")
+
+
+@pytest.mark.parametrize(
+    ("same", "told"),
+    [
+        ([["other", "x"]], "same: 'other' is not one of the values; begin each list with one"),
+        ([["male", "female"]], "same: a spelling is empty, listed already or given twice"),
+        ([["male", "M"], ["female", "m"]], "same: a spelling is empty, listed already or given twice"),
+    ],
+)
+def test_spellings_that_mean_two_things_are_refused(same, told):
+    tree = SPELT | {"columns": {"sex": {"kind": "category", "values": ["female", "male"], "same": same}}}
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        Schema.read(tree)

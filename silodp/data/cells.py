@@ -126,3 +126,21 @@ def label(value: Any, case: bool = False) -> str:
 def labels(values: Sequence[Any], case: bool) -> dict[str, int]:
     """Places by label; two of the same label share one place, which the schema refuses."""
     return {label(value, case): i for i, value in enumerate(values)}
+
+
+def spellings(values: Sequence[Any], same: Sequence[Sequence[Any]], case: bool) -> dict[str, int]:
+    """Places by label, those of other spellings included."""
+    places = labels(values, case)
+    return places | {label(other, case): places[label(first, case)] for first, *others in same for other in others}
+
+
+def check_same(values: Sequence[Any], same: Sequence[Sequence[Any]], case: bool, key: str) -> None:
+    """Every list of spellings begins with a listed value, and no spelling means two of them."""
+    listed, seen = labels(values, case), set()
+    for first, *others in same:
+        if label(first, case) not in listed:
+            raise ValueError(f"same: {first!r} is not one of the {key}; begin each list with one, then other spellings")
+        for other in (label(value, case) for value in others):
+            if not other or other in listed or other in seen:
+                raise ValueError("same: a spelling is empty, listed already or given twice; give each once")
+            seen.add(other)

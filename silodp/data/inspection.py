@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Shaped
 
 from silodp.data.cells import Cells, is_missing, label
+from silodp.data.kinds import Category
 from silodp.errors import ConfigError
 from silodp.later import Later
 
@@ -132,6 +133,18 @@ def target_problems(schema: Schema, table: pd.DataFrame, source: str, there: boo
             f"{source}: target '{name}': {rows(int(cells.missing.sum()))} are empty; fill them in or drop these rows"
         )
     return found
+
+
+def others(schema: Schema, frame: pd.DataFrame, source: str) -> Iterator[str]:
+    """Categories with texts that nobody listed, for who may look at these rows: allowed, and easily not meant."""
+    table = named(frame)
+    for name, column in schema.used.items():
+        count = column.unlisted(pd.Series(table[name])) if isinstance(column, Category) else 0
+        if count:
+            yield (
+                f"{source}: column '{name}': {rows(count)} hold a text that is not listed and count as \"other\"; "
+                'for another spelling give same = [["listed value", "other spelling"]]'
+            )
 
 
 def silo_names(column: pd.Series) -> Shaped[np.ndarray, " n"]:

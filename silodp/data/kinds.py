@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from silodp.data.cells import Cells, day, flag, label, labels, place, read_cells, read_numbers
+from silodp.data.cells import Cells, check_same, day, flag, label, labels, place, read_cells, read_numbers, spellings
 from silodp.later import Later
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def different(values: tuple[Any, ...], case: bool, key: str, least: int = 1) -> 
             raise ValueError(f"{key}: {value!r} and {values[last]!r} are the same text; list it once{same}")
 
 
+Same = tuple[Annotated[tuple[Label, ...], Field(min_length=2)], ...]
 Interval = Annotated[tuple[float, float], BeforeValidator(interval)]
 Day = Annotated[date, BeforeValidator(one_day)]
 
@@ -184,12 +185,14 @@ class Category(Column):
 
     kind: Literal["category"]
     values: tuple[Label, ...]
+    same: Same = Field(default=(), description="other spellings: lists, each with one of the values first")
     case: StrictBool = Field(default=False, description="whether upper and lower case differ")
     missing: Label | None = None
 
     @model_validator(mode="after")
     def _listed(self) -> Category:
         different(self.values, self.case, "values")
+        check_same(self.values, self.same, self.case, "values")
         if self.missing is not None and label(self.missing, self.case) not in self.places():
             raise ValueError(f'missing = {self.missing!r}: not one of the values; give one of them, or "{OTHER}"')
         return self
@@ -200,7 +203,12 @@ class Category(Column):
         return texts if OTHER in labels(self.values, self.case) else [*texts, OTHER]
 
     def places(self) -> dict[str, int]:
-        return labels(self.listed(), self.case)
+        return spellings(self.listed(), self.same, self.case)
+
+    def unlisted(self, cells: pd.Series) -> int:
+        """How many cells hold a text that nobody listed: they count as "other"."""
+        places = self.places()
+        return int(read_cells(cells, partial(place, places=places, case=self.case, unlisted=None)).wrong.sum())
 
     def names(self, column: str) -> list[str]:
         return [f"{column}={value}" for value in self.listed()]
@@ -224,12 +232,14 @@ class Ordered(Column):
 
     kind: Literal["ordered"]
     values: tuple[Label, ...]
+    same: Same = Field(default=(), description="other spellings: lists, each with one of the values first")
     case: StrictBool = Field(default=False, description="whether upper and lower case differ")
     missing: Label | None = None
 
     @model_validator(mode="after")
     def _listed(self) -> Ordered:
         different(self.values, self.case, "values", least=2)
+        check_same(self.values, self.same, self.case, "values")
         if self.missing is not None and label(self.missing, self.case) not in labels(self.values, self.case):
             raise ValueError(f"missing = {self.missing!r}: not one of the values; give one of them")
         return self
@@ -238,7 +248,7 @@ class Ordered(Column):
         return None if self.missing is None else float(labels(self.values, self.case)[label(self.missing, self.case)])
 
     def read(self, cells: pd.Series) -> Cells:
-        places = labels(self.values, self.case)
+        places = spellings(self.values, self.same, self.case)
         return read_cells(cells, partial(place, places=places, case=self.case, unlisted=None))
 
     def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:

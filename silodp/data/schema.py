@@ -18,7 +18,7 @@ from jaxtyping import Float32, Float64, Int32, Shaped
 from pydantic import Field, StrictBool, ValidationError, model_validator
 
 from silodp.data import inspection
-from silodp.data.cells import Cells, labels, place, read_cells, read_numbers
+from silodp.data.cells import Cells, check_same, place, read_cells, read_numbers, spellings
 from silodp.data.draft import columns_draft
 from silodp.data.explained import explained
 from silodp.data.kinds import (
@@ -29,6 +29,7 @@ from silodp.data.kinds import (
     Label,
     Number,
     Part,
+    Same,
     different,
     identifies,
     scaled,
@@ -51,6 +52,7 @@ class Target(Part):
     name: str = Field(min_length=1)
     classes: tuple[Label, ...] | None = None
     range: Interval | None = None
+    same: Same = Field(default=(), description="other spellings: lists, each with one of the classes first")
     unit: str | None = None
     case: StrictBool = Field(default=False, description="whether upper and lower case differ in classes")
 
@@ -60,12 +62,13 @@ class Target(Part):
             raise ValueError("give classes = [...], or range = [lowest, highest] for a number")
         if self.classes is not None:
             different(self.classes, self.case, "classes", least=2)
+        check_same(self.classes or (), self.same, self.case, "classes")
         return self
 
     def read(self, cells: pd.Series) -> Cells:
         if self.classes is None:
             return read_numbers(cells)
-        places = labels(self.classes, self.case)
+        places = spellings(self.classes, self.same, self.case)
         return read_cells(cells, lambda cell: place(cell, places, self.case, None))
 
     def allowed(self) -> str:
@@ -154,7 +157,7 @@ class Schema(Part):
 
     def to_dict(self) -> dict[str, Any]:
         """What `read` takes and JSON can hold."""
-        return self.model_dump(mode="json", exclude_none=True)
+        return without_empty(self.model_dump(mode="json", exclude_none=True))
 
     def to_toml(self) -> str:
         """What a schema.toml holds."""
@@ -308,6 +311,13 @@ class Schema(Part):
         if self.target.range is None:
             return values.astype(np.int32)
         return scaled(values, scaled_to(self.target.range)).astype(np.float32)
+
+
+def without_empty(tree: dict[str, Any]) -> dict[str, Any]:
+    """Without lists of spellings that hold none: a schema is written as it was given."""
+    plain = lambda part: {key: value for key, value in part.items() if key != "same" or value}
+    columns = {name: plain(column) for name, column in tree["columns"].items()}
+    return tree | {"target": plain(tree["target"]), "columns": columns}
 
 
 def _toml(path: Path) -> dict[str, Any]:

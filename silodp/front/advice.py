@@ -13,7 +13,7 @@ from silodp.errors import SilodpWarning
 from silodp.records import target_of
 from silodp.report.words import suspicion
 
-LARGEST_EPSILON, FEW_RECORDS, LARGEST_CLIP = 10.0, 50, 1e4
+LARGEST_EPSILON, FEW_RECORDS, LARGEST_CLIP, MANY_CLASSES = 10.0, 50, 1e4, 10
 
 
 def default_delta(records: int) -> float:
@@ -38,6 +38,12 @@ def warn_of_run(config: Any, sizes: Sequence[int], data: FederatedData | None = 
             *(() if data is None else _of_classes(data)),
         )
     )
+
+
+def warn_of_numbers(classes: np.ndarray) -> None:
+    """Of labels found in y: a length of stay in whole days looks like many classes."""
+    if classes.dtype.kind in "iuf" and len(classes) >= MANY_CLASSES:
+        _tell([f"y: {len(classes)} different numbers are taken as classes; for a quantity take SiloRegressor"])
 
 
 def _tell(lines: Iterable[str]) -> None:

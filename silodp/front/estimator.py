@@ -271,7 +271,8 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
         # Ranges bound what a record can do, and a model of one matrix can be taken elsewhere: nothing is shortened.
         schema = estimator.schema_
         scale = {} if schema is None else {"scale": records.public_scale(schema)}
-        stages["whiten"] = {"shorten": False, **scale}
+        target = {} if data.classes else {"target": records.TARGET_DEVIATION}
+        stages["whiten"] = {"shorten": False, **scale, **target}
     if estimator.schema_ is not None and estimator.schema_.private:
         stages["scale"] = {"columns": records.private_columns(estimator.schema_)}
     config = parse_config(config.model_dump(exclude_unset=True) | stages)

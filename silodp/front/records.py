@@ -18,6 +18,7 @@ from silodp.errors import ConfigError
 from silodp.records import with_weight
 
 ONE_SILO = "all records"
+TARGET_DEVIATION = 1 / 3  # of a target that is mapped to [-1, 1]: a range is taken to span six deviations
 AS_THEY_ARE = Constants(0.0, 1.0, np.inf)  # numbers whose centre and scale a private stage will find
 SchemaLike = Schema | Mapping[str, Any] | Path | str
 AS_GIVEN = Note(False, "features are used as given: what was fitted on records to make them, such as a scaler")

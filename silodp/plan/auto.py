@@ -93,6 +93,8 @@ def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]
     if private:
         std = noise(single_release(config, options))
         options["clip"] = recipe.clip_at(math.sqrt(parameters_of(config, facts)) * std)
+        if recipe is SQUARES:  # whose gradients are as long as what is left of the target
+            options["clip"] *= (config.whiten or WhitenConfig()).target
     given = config.algorithm.model_dump(exclude_unset=True, exclude={"name"})
     return parse_config(tree_of(config, options | given) | {"whiten": whiten_of(config, facts, std)})
 
