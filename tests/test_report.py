@@ -187,7 +187,7 @@ def test_a_run_without_privacy_says_so_first(open_):
 
 def test_the_same_run_gives_the_same_page_and_other_noise_another_id(private, open_):
     assert told(files.story_of(private)) == (private / "report.html").read_text(encoding="utf-8")
-    assert files.run_id(files.hashes_of(private)) != files.run_id(files.hashes_of(open_))
+    assert files.run_id(None, files.hashes_of(private)) != files.run_id(None, files.hashes_of(open_))
 
 
 def test_the_reader_finds_what_is_wrong():

@@ -35,10 +35,11 @@ def story_of_run(directory: Path) -> Story:
     certificate = directory / "certificate.json"
     history, hashes = read_history(directory), hashes_of(directory)
     tests, baselines = summary.get("test_records"), summary.get("baselines") or {}
+    promised = read_json(certificate) if certificate.is_file() else None
     return Story(
         title=title_of(summary["algorithm"], summary["silos"]),
-        certificate=read_json(certificate) if certificate.is_file() else None,
-        made=made(summary, hashes),
+        certificate=promised,
+        made=made(summary, run_id(promised, hashes)),
         versions=summary["versions"],
         hashes=hashes,
         found=[*found_in(summary["final"], tests), *baseline_rows(baselines, tests)],
@@ -49,11 +50,11 @@ def story_of_run(directory: Path) -> Story:
     )
 
 
-def made(summary: Mapping[str, Any], hashes: Pairs) -> Pairs:
+def made(summary: Mapping[str, Any], run: str) -> Pairs:
     final = summary["final"]
     return [
         ("date (UTC)", day_and_time(summary.get("finished"))),
-        ("run", run_id(hashes)),
+        ("run", run),
         ("algorithm", summary["algorithm"]),
         ("trust model", summary["trust"]),
         ("records", f"{sum(silo['records'] for silo in summary['silos']):,}"),
@@ -74,7 +75,7 @@ def story_of_bundle(index: Mapping[str, Any]) -> Story:
         certificate=certificate,
         made=[
             ("date (UTC)", day_and_time(index["saved"])),
-            ("run", run_id(hashes)),
+            ("run", run_id(certificate, hashes)),
             ("estimator", index["estimator"]),
             ("model", index["model"].get("kind")),
             ("trust model", index["options"].get("trust")),
@@ -97,8 +98,10 @@ def title_of(what: str, silos: Iterable[Mapping[str, Any]]) -> str:
     return f"Privacy report: {what}{held}"
 
 
-def run_id(hashes: Pairs) -> str:
-    """Of what the run left: a run with other noise, settings or records has another."""
+def run_id(certificate: Mapping[str, Any] | None, hashes: Pairs) -> str:
+    """As the certificate names it, or made of what the run left: other noise, settings or records give another."""
+    if certificate is not None and certificate.get("made"):
+        return certificate["made"]["run"]
     return hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in hashes).encode()).hexdigest()[:ID_DIGITS]
 
 
