@@ -319,8 +319,12 @@ EASY = {"epsilon": 200.0, "trust": "trusted", "random_state": 0}  # the checks h
 CHECKED = [silodp.SiloClassifier(**EASY), silodp.SiloRegressor(**EASY, target_range=(-4, 4))]
 
 
+# A record of weight 0 counts among the public number of records, and noise is drawn for that number.
+NOT_MET = {"check_sample_weight_equivalence_on_dense_data": "leaving a record out is not the same as weight 0"}
+
+
 @pytest.mark.slow
-@parametrize_with_checks(CHECKED)
+@parametrize_with_checks(CHECKED, expected_failed_checks=lambda _: NOT_MET)
 def test_scikit_learns_checks(estimator, check):
     check(estimator)
 
