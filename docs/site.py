@@ -146,7 +146,7 @@ def python_reference() -> str:
     parts = ["# Python names", "All public names, with examples that the tests run. Everything else may change."]
     for name in sorted(set(silodp.__all__) - {"__version__"}, key=str.lower):
         part = getattr(silodp, name)
-        parts.append(f"## silodp.{name}\n\n{signature(name, part)}{docstring(part)}")
+        parts.append(f"## silodp.{name}\n\n{signature(name, part)}{docstring(part)}{methods_table(part)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -164,7 +164,27 @@ def signature(name: str, part: Any) -> str:
 def docstring(part: Any) -> str:
     """The first paragraph as text, arguments and examples as they stand."""
     first, _, rest = (inspect.getdoc(part) or "").partition("\n\n")
+    first = re.sub(r"^[A-Z]+: (\w)", lambda found: found[1].upper(), first)  # a folder's motto is for contributors
     return " ".join(first.split()) + (f"\n\n```text\n{rest.rstrip()}\n```" if rest.strip() else "")
+
+
+def methods_table(part: Any) -> str:
+    """What an object of a class can be asked: the methods and properties that say so themselves."""
+    if not inspect.isclass(part):
+        return ""
+    rows = []
+    for name, member in sorted(inspect.getmembers(part)):
+        home = getattr(getattr(member, "fget", None) or member, "__module__", "") or ""
+        told = first_line(member)
+        if name.startswith("_") or not home.startswith("silodp") or not told or inspect.isclass(member):
+            continue
+        shown = name if isinstance(member, property) else f"{name}({', '.join(arguments(member))})"
+        rows.append(f"| `{cell(shown)}` | {cell(told)} |")
+    return "\n\n| of an object | what it is or does |\n|---|---|\n" + "\n".join(rows) if rows else ""
+
+
+def arguments(method: Any) -> list[str]:
+    return [name for name in inspect.signature(method).parameters if name not in ("self", "cls")]
 
 
 def command_reference() -> str:
@@ -182,10 +202,13 @@ def command_part(name: str, command: Any) -> str:
     inner = getattr(command, "commands", None)
     if inner:
         return "\n\n".join(command_part(f"{name} {each}", one) for each, one in sorted(inner.items()))
-    lines = ["| argument or option | meaning |", "|---|---|"]
+    lines = ["| argument or option | default | meaning |", "|---|---|---|"]
     for each in command.params:
         shown = ", ".join(each.opts) if each.opts[0].startswith("-") else (each.metavar or each.name.upper())
-        lines.append(f"| `{cell(shown)}` | {cell(getattr(each, 'help', None) or '')} |")
+        plain = isinstance(each.default, str | int | float | Path) and not isinstance(each.default, bool)
+        default = f"`{each.default}`" if plain else ""
+        lines.append(f"| `{cell(shown)}` | {default} | {cell(getattr(each, 'help', None) or '')} |")
+    name = name.removesuffix(" tell")  # what `silodp plan` does without the name of a command
     return f"## silodp {name}\n\n{command.help or ''}\n\n" + "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ STYLE = """
 .silodp h2 { color: #1b1b1f; font-size: 1.05rem; margin: .9rem 0 .3rem; }
 .silodp .stamp { border: 2px solid #8a5a00; background: #fff6e0; color: #4a3000; padding: .4rem .7rem; }
 .silodp table { border-collapse: collapse; margin: .4rem 0; color: #1b1b1f; background: #fff; }
-.silodp caption { text-align: left; font-weight: 600; color: #1b1b1f; }
+.silodp caption { text-align: left; font-weight: 600; color: #1b1b1f; white-space: nowrap; }
 .silodp th, .silodp td { border: 1px solid #c9c9d2; padding: .2rem .5rem; text-align: left; background: #fff; }
 .silodp td.number { text-align: right; }
 .silodp svg { max-width: 100%; height: auto; }
@@ -52,10 +52,11 @@ def of_story(story: Story) -> Html:
     certificate = story.certificate
     words = [] if certificate is None else [plain_words(certificate, worst(certificate))]
     silos = [] if certificate is None else [each_silo(certificate["silos"])]
+    went = [tag("p", ON_RECORDS), *histories(story)] if story.history else []
     return box(
         tag("p", tag("strong", story.title)), *beginning(certificate), *words, *how_good(story),
         *([tag("p", ON_RECORDS), *measured(story.found)] if story.found else []),
-        folded("Each silo", silos), folded("How it went, measured on the records", histories(story)),
+        folded("Each silo", silos), folded("How it went", went),
         folded("What is NOT covered", not_covered(certificate)),
     )  # fmt: skip
 
