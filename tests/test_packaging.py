@@ -118,8 +118,8 @@ def test_a_users_file_is_type_checked(tmp_path):
     (tmp_path / "right.py").write_text(USER)
     (tmp_path / "wrong.py").write_text(USER + "silodp.SiloClassifier(epsilon='one')\n")
     check = lambda name: subprocess.run(
-        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, name],
+        cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     right, wrong = check("right.py"), check("wrong.py")
     assert right.returncode == 0, right.stdout
