@@ -81,8 +81,14 @@ def utility(seeds: int = 5) -> None:
     print("| task | epsilon | " + " | ".join(kept) + " |\n" + "|---" * (len(kept) + 2) + "|")
     for name, epsilon in itertools.product(UTILITY, EPSILONS):
         cells = [[found[f"{name}|{epsilon:g}|{label}|{seed}"] for seed in range(seeds)] for label in kept]
-        told = [f"{np.mean(each):.3f} ± {np.std(each) / math.sqrt(seeds - 1):.3f}" for each in cells]
-        print(f"| {name} | {epsilon:g} | " + " | ".join(told) + " |")
+        print(f"| {name} | {epsilon:g} | " + " | ".join(map(shown, cells)) + " |")
+
+
+def shown(each: list[float]) -> str:
+    """Mean and its standard error; seeds that came out worse than no model at all stand apart."""
+    good, bad = [e for e in each if e >= 0], [e for e in each if e < 0]
+    told = f"{np.mean(good):.3f} ± {np.std(good) / math.sqrt(len(good) - 1):.3f}"
+    return told + "".join(f"; one seed {e:.1f}" for e in bad)
 
 
 def reached(task: Task, data: FederatedData, privacy: dict[str, Any], seed: int) -> list[float]:
