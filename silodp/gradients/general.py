@@ -16,7 +16,7 @@ from silodp.gradients.structure import Loss
 GRADIENT_BYTES = 8_000_000
 
 
-def combined_gradient(loss: Loss, points: Sequence[PyTree], coefficients: Sequence[Array], record: PyTree) -> PyTree:
+def combined_gradient(loss: Loss, points: Sequence[PyTree], coefficients: Sequence[Any], record: PyTree) -> PyTree:
     """sum_k c_k grad loss(x_k; record), as (sum_k c_k) grad at the last point plus exact differences to it."""
     gradient, last = jax.grad(loss), points[-1]
     if len(points) == 1:
@@ -33,7 +33,7 @@ def combined_gradient(loss: Loss, points: Sequence[PyTree], coefficients: Sequen
 def clipped_gradients(
     loss: Loss,
     points: Sequence[PyTree],
-    coefficients: Sequence[Array],
+    coefficients: Sequence[Any],
     records: PyTree,
     clip: Float[Array, ""],
     kept: Array | None = None,
@@ -56,7 +56,7 @@ def clipped_gradients(
 def clipped_sum(
     loss: Loss,
     points: Sequence[PyTree],
-    coefficients: Sequence[Array],
+    coefficients: Sequence[Any],
     records: PyTree,
     weights: Float[Array, " n"],
     clip: Float[Array, ""],

@@ -62,7 +62,7 @@ class Question(NamedTuple):
     """
 
     points: Sequence[PyTree]
-    coefficients: Sequence[Array]
+    coefficients: Sequence[Any]
     clip: Float[Array, ""]
     penalty: list[Array] | None
     closed_over: Sequence[Any] | None = None
@@ -71,7 +71,7 @@ class Question(NamedTuple):
 def clipped_sum(
     structure: Structure,
     points: Sequence[PyTree],
-    coefficients: Sequence[Array],
+    coefficients: Sequence[Any],
     records: PyTree,
     weights: Float[Array, " n"],
     clip: Float[Array, ""],
@@ -174,7 +174,7 @@ def block_size(structure: Structure, points: int) -> int:
 
 
 def _combine(
-    structure: Structure, points: Sequence[PyTree], coefficients: Sequence[Array], records: PyTree
+    structure: Structure, points: Sequence[PyTree], coefficients: Sequence[Any], records: PyTree
 ) -> list[Factors]:
     leaves, last = jax.tree.leaves(points[0]), points[-1]
     if len(points) == 1:
@@ -191,7 +191,7 @@ def _combine(
 
 
 def _terms(
-    inputs: Array, cotangents: Array, changes: list[tuple[Array | None, Array | None]], coefficients: Sequence[Array]
+    inputs: Array, cotangents: Array, changes: list[tuple[Array | None, Array | None]], coefficients: Sequence[Any]
 ) -> list[tuple[Array, Array]]:
     first = sum(coefficients[1:], coefficients[0]) * cotangents
     others = []

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from silodp.core import POINT, Algorithm, Federation, Silo
 from silodp.facts import Stream
@@ -34,7 +34,7 @@ DRAWS = 200  # of the error bar of an area under the curve
 
 
 class State(eqx.Module):
-    x: Vector  # a row of numbers for each silo, one after the other
+    x: Float[Array, " numbers"]  # a row of numbers for each silo, one after the other
     model: Vector
 
 

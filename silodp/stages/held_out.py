@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from silodp.errors import ConfigError
 
-Rows = Int[np.ndarray, " k"]
+Rows = Int[np.ndarray, " _"]
 FEWEST = 2  # records on either side
 
 

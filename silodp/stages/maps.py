@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -15,9 +15,10 @@ from jaxtyping import Array, Float, PyTree
 
 from silodp.core import Algorithm
 
-Features = Float[Array, "... k"]
+Features = Float[Array, "... _"]
 
 
+@runtime_checkable
 class Map(Protocol):
     """From a record's features to those that come after the stage. It depends on releases alone."""
 

@@ -102,7 +102,7 @@ class Ranges(Algorithm):
         return [Stream(name, len(rounds), Full(), dimension=length) for name, length in lengths.items()]
 
 
-def bins(values: Vector) -> Vector:
+def bins(values: Float[Array, " k"]) -> Vector:
     """For each value a row of zeros with a one where its size lies; all rows in one."""
     _, power = jnp.frexp(values)
     power = jnp.where(jnp.abs(values) < 2.0**LOWEST, LOWEST, jnp.clip(power, LOWEST, HIGHEST))
