@@ -249,20 +249,24 @@ def federation_demo(
 
 
 def provision(
-    out: Annotated[Path, typer.Option(help="a new directory for the CA and the kits")],
-    host: Annotated[str, typer.Option(help="the server's DNS name")],
-    site: Annotated[list[str], typer.Option(help="a site's name; may be repeated")],
-    port: Annotated[int, typer.Option(help="the one port that sites connect to")] = 8002,
+    file: Annotated[Path, typer.Argument(help="host, port, sites and shuffler of the federation", metavar="FED.toml")],
+    out: Annotated[Path, typer.Option(help="a new directory for the CA, the kits and the invitations")],
+    trial: Annotated[
+        bool, typer.Option("--trial", help="make everybody's kit here, private keys too: for a trial on one machine")
+    ] = False,
 ) -> None:
-    """For a trial: the CA, the server's kit and all sites' kits. It makes the sites' private keys here, too.
-
-    In earnest every hospital makes its own: docs/deployment.md says how.
-    """
+    """For the project's admin: the CA, the server's kit, and an invitation from which each site makes its own key."""
     with told():
         from silodp.deploy.kits import begin_provision, check_engine, end_provision
+        from silodp.deploy.provision import provisioned, read_federation
 
         check_engine()
-        for name, kit in end_provision(begin_provision(out, host, port, site), out, host).items():
+        federation = read_federation(file)
+        if not trial:
+            print("\n".join(provisioned(out, federation)))
+            return
+        making = begin_provision(out, federation.host, federation.port, federation.parties)
+        for name, kit in end_provision(making, out, federation.host).items():
             print(f"{name}: {kit}")
 
 

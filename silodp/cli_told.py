@@ -30,7 +30,7 @@ def told() -> Iterator[None]:
         print(f"refused: {one_line(error)}{f' ({code})' if code else ''}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; what it had started has ended; a server's run goes on with --resume", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

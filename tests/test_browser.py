@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from silodp.deploy.status import page_server
 from silodp.report.compare import comparison_page, read_all
 from silodp.report.html import Html, page
 from tests.browser import Browser, needs_browser
@@ -62,6 +65,42 @@ def test_the_browser_finds_what_is_wrong(browser, tmp_path):
     browser.open(wrong.as_uri())
     assert browser.complaints == ["['no']"] and browser.low_contrast() == ["pale 2.32"]
     assert browser.wider_than_the_window()
+
+
+BUDGET = {"run_spent": 0.63, "run_reserved": 1.0, "total": 1.7, "limit": 4.0, "delta": 1e-5}
+SITE = {"site": "north", "records": 20, "epsilon": 1.0, "heard_at": 0.0, "bytes_up": 5200, "bytes_down": 2_100_000}
+STATUS = {
+    "run": "0" * 32, "plan": "sibham gonjap", "state": "running", "algorithm": "spider", "trust": "shuffled",
+    "parameters": 11, "round": 4, "rounds": 10, "seconds_a_round": 0.18, "delta": 1e-5, "at": 0.0,
+    "sites": [SITE | {"budget": BUDGET}, SITE | {"site": "mixer", "records": None, "epsilon": None, "budget": None}],
+    "refusals": [],
+}  # fmt: skip
+
+
+def test_the_status_page_shows_a_run_as_it_goes(browser, tmp_path):
+    """From before it begins to a refusal: bars are as long as the ledgers say, and nothing is fetched."""
+    with page_server(tmp_path, "127.0.0.1:0") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        browser.open(address)
+        assert "has not begun" in browser.run("document.body.innerText")
+        (tmp_path / "status.json").write_text(json.dumps(STATUS))
+        browser.open(address)
+        text = browser.run("document.body.innerText")
+        assert "Round 4 of 10, 0.18 s a round" in text and "0.63 spent of 1" in text and "2.3 left" in text
+        widths = browser.run(
+            "[...document.querySelectorAll('.bar')].map(e => [...e.children].map(c => c.offsetWidth / e.offsetWidth))"
+        )
+        shares = [0.4, 0.63, 0.37, 0.0, 0.425]
+        assert [each for bar in widths for each in bar] == pytest.approx(shares, abs=0.02)
+        assert browser.complaints == [] and browser.low_contrast() == []
+        assert {url for url in browser.fetched if not url.endswith("/favicon.ico")} == {address}
+        refused = [{"at": 0.0, "text": "silo 'north' in round 3: a silo refused: <b>total</b>"}]
+        (tmp_path / "status.json").write_text(json.dumps(STATUS | {"state": "stopped", "refusals": refused}))
+        browser.open(address, width=360)
+        assert "<b>total</b>" in browser.run("document.body.innerText")
+        assert not browser.wider_than_the_window() and browser.low_contrast() == []
+        server.shutdown()
 
 
 @pytest.fixture(scope="module")

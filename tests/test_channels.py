@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.channels import Channel, Compressed, Shuffled, Summed, Trusted, Untrusted
-from silodp.channels.channel import ServerEnd, SiloEnd
+from silodp.channels.channel import Packed, ServerEnd, SiloEnd
 from silodp.channels.pvec import Part
 from silodp.channels.sealed import OVERHEAD, Terms
 from silodp.compressors import Identity, RandK
@@ -339,6 +339,14 @@ def test_a_masked_silo_answers_in_its_own_rounds_only():
             end.check(0)
     with pytest.raises(Refused, match=rf"not this one \({absent}\)"):
         ends[absent].check(0)
+
+
+@pytest.mark.parametrize("other", [2.0, np.nan, 0.0, -1.0])
+def test_parts_of_one_sum_have_one_clip_norm(other):
+    end = Summed().server_end({}, None)
+    packed = [Packed({}, {"clip": np.float32(clip)}) for clip in (1.0, other)]
+    with pytest.raises(Refused, match="different clip norms"):
+        end.mean(packed, jnp.ones(2), Account.empty([]), SeededRandomness(jax.random.key(0)))
 
 
 class Desk:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 from urllib.request import urlopen
@@ -11,9 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
-from silodp.deploy import listen, status
+from silodp.deploy import kits, listen, status
 from silodp.deploy.guard import Guard
+from silodp.deploy.policy import read_policy
 from silodp.errors import ConfigError
+from silodp.parse import parse_config, to_toml
 from tests.guards import SCHEMA, SIZES, TREE, make_site
 
 
@@ -24,8 +28,6 @@ def silodp(*words: object, code: int = 0, answer: str | None = None) -> str:
 
 
 def config_file(folder: Path) -> Path:
-    from silodp.parse import parse_config, to_toml
-
     file = folder / "config.toml"
     file.write_text(to_toml(parse_config(TREE)))
     return file
@@ -128,8 +130,99 @@ def test_mistakes_are_one_line(sites, tmp_path):
 
 def test_the_plan_command_still_tells_what_would_be_run(tmp_path):
     tree = {"data": {"sizes": [400, 250]}} | TREE
-    from silodp.parse import parse_config, to_toml
-
     (tmp_path / "c.toml").write_text(to_toml(parse_config(tree)))
     assert silodp("plan", tmp_path / "c.toml")
     assert json.loads(silodp("plan", "--json", tmp_path / "c.toml"))
+
+
+# --- kits, units and the shuffler --------------------------------------------------------------------------------
+
+
+def made_kit(folder: Path) -> Path:
+    """What a site gets from the engine, as far as it is hardened here."""
+    (folder / "local").mkdir(parents=True)
+    tree = {"components": [{"id": "site_log_streamer"}, {"id": "resource_manager"}], "allow_log_streaming": True}
+    (folder / "local" / "resources.json.default").write_text(json.dumps(tree))
+    return folder
+
+
+def test_a_site_joins_with_a_kit_that_may_only_carry_bytes(sites, tmp_path):
+    north, kit = sites["north"], made_kit(tmp_path / "kits" / "north")
+    with pytest.raises(ConfigError, match="allows more"):
+        kits.kit_of(kit)
+    assert "lies in the guard's folder" in silodp("silo", "join", north, "--kit", made_kit(north / "inside"), code=2)
+    silodp("silo", "join", north, "--kit", kit)
+    assert "joined already" in silodp("silo", "join", north, "--kit", kit, code=2)
+    assert kits.kit_of(north) == kit.resolve() == kits.kit_of(kit)
+    allowed = json.loads((kit / "local" / "resources.json").read_text())
+    assert [each["id"] for each in allowed["components"]] == ["resource_manager"]
+    told = silodp("silo", "doctor", north, code=1)
+    assert told.count("PROBLEM") == 1 and "allows the relay and nothing else" in told
+    relay, containers = (north / "silodp-relay.service").read_text(), (north / "compose.yml").read_text()
+    for secret in ("key", "ledger.db"):
+        assert f"-{north.resolve() / secret}" in relay
+    services = containers.partition("  relay:")
+    assert "network_mode: none" in services[0] and "records.csv" in services[0] and "records.csv" not in services[2]
+    check_units(north, tmp_path)
+    rights = kit / "local" / "authorization.json"
+    rights.write_text(rights.read_text().replace('"byoc": "none"', '"byoc": "any"'))
+    (north / "silodp-guard.service").write_text("[Service]\n")
+    assert silodp("silo", "doctor", north, code=1).count("PROBLEM") == 3
+
+
+def check_units(folder: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        return
+    for name in ("silodp-guard.service", "silodp-relay.service"):
+        text = (folder / name).read_text().replace("/bin/silodp", "/bin/python")  # a test may run where it is not
+        (tmp_path / name).write_text(text)
+        done = subprocess.run(["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True)
+        ours = [line for line in done.stderr.splitlines() if "silodp" in line and "Unknown" in line]
+        assert ours == [], done.stderr
+
+
+def test_a_shuffler_is_made_trusted_and_planned_with(sites, tmp_path):
+    mixer = tmp_path / "mixer"
+    assert "is the shuffler mixer" in silodp("shuffler", "init", mixer, "--name", "mixer")
+    silodp("shuffler", "facts", mixer, "-o", tmp_path / "mixer.json")
+    assert "holds a site already" in silodp("shuffler", "init", mixer, code=2)
+    for folder in sites.values():
+        policy = folder / "guard.toml"
+        policy.write_text(policy.read_text().replace('["untrusted"]', '["untrusted", "shuffled"]'))
+        assert "mixer: noted" in silodp("silo", "trust", folder, tmp_path / "mixer.json", answer="y\n")
+        assert read_policy(folder).shufflers.keys() == {"mixer"} and len(read_policy(folder).peers) == 1
+    options = {"randomizer": "privunit", "weights": "size"}
+    tree = TREE | {"privacy": TREE["privacy"] | {"trust": "shuffled"}, "algorithm": TREE["algorithm"] | options}
+    config, plan = tmp_path / "config.toml", tmp_path / "plan.json"
+    config.write_text(to_toml(parse_config(tree)))
+    facts = sorted(tmp_path.glob("*.facts.json"))
+    assert "needs a shuffler" in silodp("plan", "propose", config, *facts, "-o", plan, code=2)
+    told = silodp("plan", "propose", config, *facts, "-o", plan, "--shuffler", tmp_path / "mixer.json")
+    assert "mixer: shuffles" in told and (tmp_path / "plan.key").stat().st_mode & 0o077 == 0
+    told = silodp("approve", plan, "--site", mixer, "-o", tmp_path / "a.json", answer="y\n")
+    assert "32 messages" in told and "north, south" in told
+    assert "shuffled by  mixer" in silodp("approve", plan, "--site", sites["north"], "--yes")
+    told = silodp("silo", "doctor", mixer, code=1)
+    assert told.count("PROBLEM") == 1 and "silodp shuffler guard" in told
+    assert "no budget" in silodp("ledger", "show", mixer)
+
+
+def test_a_run_that_is_there_is_gone_on_with_only_when_asked(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text("{}")
+    words = ("server", "run", tmp_path / "p.json", tmp_path / "a.json", "--out", tmp_path / "run", "--guards", tmp_path)
+    assert "--resume goes on with it" in silodp(*words, code=2)
+    assert "no such file" in silodp(*words, "--resume", code=2)
+
+
+def test_a_federations_file_is_checked(tmp_path):
+    from silodp.deploy.provision import invitation, read_federation
+
+    file = tmp_path / "fed.toml"
+    file.write_text('host = "server.example.org"\nsites = ["north", "south"]\nshuffler = "mixer"\n')
+    assert read_federation(file).parties == ["north", "south", "mixer"]
+    assert "type: client, org: north}" in invitation("north", "client", "north")
+    for wrong in ('sites = ["a", "b"]\n', 'host = "h"\nsites = ["a"]\n', 'host = "h"\nsites = ["a", "b"]\nport = 0\n'):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"fed\.toml"):
+            read_federation(file)

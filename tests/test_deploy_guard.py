@@ -382,3 +382,42 @@ def test_a_missing_site_is_skipped_where_answers_are_private_alone(sites, tmp_pa
     with pytest.raises(ConfigError, match="use 'wait'"):
         options = {"name": "sdp-spider", "weights": "size"}
         sites.document(config_of(privacy={"trust": "shuffled"}, algorithm=options), on_missing="skip")
+
+
+# --- held-out records --------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_is_a_planned_stream_that_guards_charge_and_certify(sites, tmp_path):
+    """Its figures are the only thing that the server learns of how well the model does; the server cannot ask early,
+    twice, or at another point, and a restarted guard gives the same bytes."""
+    document = sites.document(config_of(algorithm={"rounds": 2}, evaluate={"held_out": 0.25}))
+    approvals, given = sites.approve(document), {}
+
+    def restarted(site: str, data: bytes) -> bytes:
+        header, arrays = decode(data)
+        answer = sites.rpc(site, data)
+        if header.get("query") == "metric":
+            sites.end(site)
+            assert sites.rpc(site, data) == answer
+            moved = {f"_{name}": array + 1 for name, array in arrays.items()}
+            assert sites.ask(site, header, **moved)[0]["code"] == "repeated"
+            given[site] = header["kind"]
+        return answer
+
+    assert sites.open("north", document, approvals)["kind"] == "ready"
+    for kind in ("ask", "local"):
+        early = {"kind": kind, "run": document.run, "query": "metric", "round": 0}
+        assert sites.ask("north", early, _0=X0)[0]["code"] == "question"
+    certificates = drive(document, approvals, restarted, tmp_path / "run")
+    assert given.keys() == set(document.sites) and len(verified(certificates, document)) == 2
+    told = json.loads((tmp_path / "run" / "held_out.json").read_text())
+    assert told
+    for i, each in enumerate(certificates):
+        streams = {line["stream"]: line["count"] for line in each["body"]["releases"]}
+        assert len(streams) == 3 and set(streams.values()) == {1}
+        assert each["body"]["epsilon"] == pytest.approx(document.plan.epsilon(i))
+    body = certificates[0]["body"]
+    lines = [line | {"held_out": True} for line in body["releases"]]  # as if nothing had been trained on
+    changed = sites.keys["north"].signed("certificate", body | {"releases": lines})
+    with pytest.raises(Refused, match="north"):
+        verified([changed, certificates[1]], document)

@@ -27,11 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from silodp.channels.channel import Channel, Multipliers, Packed, SiloEnd, per_record
+from silodp.channels.channel import Channel, Multipliers, Packed, ServerEnd, SiloEnd, per_record
 from silodp.channels.shuffled import Shuffled, check_alike, known_dimension, largest
 from silodp.channels.summing import MaskedEnd
 from silodp.core import Silo
-from silodp.errors import ConfigError
+from silodp.errors import ConfigError, Refused
 from silodp.facts import Declared, Stream
 from silodp.privacy import accountant
 from silodp.privacy.coins import (
@@ -47,6 +47,7 @@ from silodp.privacy.kinds import Releases, Spent
 from silodp.randomness import Randomness, Scoped, Shape, Step
 from silodp.releases import Account, Answer, Vector
 
+SAME_CLIP = 1e-3  # by how much the clip norms of parts may differ: silos compute them alike, but for rounding
 _LARGEST_TABLE_BITS = 2**38  # a table of 5 million entries
 
 
@@ -313,6 +314,21 @@ class Summed(Channel):
         self, declared: Declared, index: int, agreed: bytes, shuffler: Any, seed: int | None = None
     ) -> SiloEnd:
         return MaskedEnd(self, declared.facts, index, agreed)
+
+    def server_end(self, sizes: Mapping[str, int], shuffler: Any) -> ServerEnd:
+        return PartsEnd(self, sizes)
+
+
+class PartsEnd(ServerEnd):
+    """Adds up parts that were all made with one clip norm: a silo that tells another would scale everybody's mean."""
+
+    def mean(
+        self, packed: Sequence[Packed], weights: Float[Array, " m"], accounts: Account, randomness: Randomness
+    ) -> tuple[Vector, Account]:
+        clips = np.array([each.arrays["clip"] for each in packed], np.float64)
+        if not (clips <= clips.min() * (1 + SAME_CLIP)).all():  # also of NaN
+            raise Refused("parts of a sum were made with different clip norms")
+        return super().mean(packed, weights, accounts, randomness)
 
     def seen(
         self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from silodp.deploy.document import Document
     from silodp.deploy.ledger import Ledger
     from silodp.deploy.policy import Policy
+    from silodp.plan.plan import Plan
 
+HELD_OUT = "held_out"  # of a line: it is about records that are not trained on
 CERTIFICATE, SHUFFLED = "certificate", "shuffled"
 TOLD = {
     "site", "run", "plan", "epsilon", "delta", "releases", "sees", "collusion", "model", "total_epsilon", "total_delta",
@@ -37,9 +39,9 @@ def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document,
         "site": policy.site,
         "run": document.run,
         "plan": document.fingerprint,
-        "epsilon": accountant.epsilon(own, delta),
+        "epsilon": max((accountant.epsilon(part, delta) for part in plan.apart(own)), default=0.0),
         "delta": delta,
-        "releases": found.counted,
+        "releases": [marked(line, plan) for line in found.counted],
         "sees": plan.channel.sees,
         "collusion": plan.if_others_collude(index, own, delta),
         "model": str(model) if model is not None else None,
@@ -51,6 +53,16 @@ def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document,
         "versions": dict(document.tree["versions"]),
     }
     return key.signed(CERTIFICATE, body)
+
+
+def marked(line: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """A line of the ledger; a record is trained on or held out, so that each part has an epsilon of its own."""
+    return {**line, HELD_OUT: True} if plan.stage_of(line["stream"]).held_out else dict(line)
+
+
+def recounted_epsilon(lines: Sequence[Mapping[str, Any]], delta: float) -> float:
+    parts = [[line for line in lines if line.get(HELD_OUT, False) is held_out] for held_out in (False, True)]
+    return max(accountant.epsilon(read(part), delta) for part in parts)
 
 
 def verified(certificates: Sequence[Any], document: Document | None = None) -> list[str]:
@@ -81,8 +93,10 @@ def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[
         raise Refused("certificate: not as a guard writes it")
     site = plain(body["site"])
     try:
-        recounted = accountant.epsilon(read(body["releases"]), body["delta"])
+        lines = body["releases"]
+        recounted = recounted_epsilon(lines, body["delta"])
         right = body["epsilon"] >= recounted * (1 - 1e-6)
+        right = right and (document is None or lines == [marked(line, document.plan) for line in lines])
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
         raise Refused(f"certificate of {site}: its releases are none") from None
     if not right:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, cast
 
 VARIABLE = "SILODP_CREW"
-PATIENCE = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0))  # seconds that each kind of word may take
+PATIENCE = ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0))  # seconds that each kind of word may take
 
 
 class Crew(AbstractContextManager["Crew"]):

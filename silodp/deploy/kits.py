@@ -33,6 +33,7 @@ NOTHING = {
     "operate": "none", "shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none",
 }  # fmt: skip
 AT_SERVER = {"download_job": "any", "operate": "any"}
+SUBMITTERS = ("project_admin", "lead")  # roles that may submit a run; nobody else may do anything
 CERTIFICATES = "certificates.json"
 START = 300.0  # seconds until server and sites have found each other
 BUILDERS = """builders:
@@ -116,7 +117,8 @@ def defaults(kit: Path) -> dict[str, Any]:
 
 
 def put_rights(kit: Path, rights: Mapping[str, str]) -> None:
-    put(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": {"project_admin": dict(rights)}})
+    permissions = {role: dict(rights) for role in SUBMITTERS}
+    put(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": permissions})
 
 
 def put(file: Path, tree: Any) -> None:
@@ -132,7 +134,8 @@ def hardened(kit: Path) -> bool:
     except (OSError, ValueError):
         return False
     alone = tree.get("class_allow_list") == [RELAY] and tree.get("class_list_enforcement_mode") == "enforce"
-    return alone and not tree.get("allow_log_streaming", True) and rights["permissions"]["project_admin"] == NOTHING
+    few = rights.get("permissions") == dict.fromkeys(SUBMITTERS, NOTHING)
+    return alone and not tree.get("allow_log_streaming", True) and few
 
 
 def make_job(folder: Path, run: Path, sites: Sequence[str], patience: float) -> None:

@@ -135,7 +135,8 @@ def interrupted_by(*words: signal.Signals) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    before = {word: signal.signal(word, stop) for word in words}
+    heard = [word for word in words if signal.getsignal(word) is not signal.SIG_IGN]  # nohup stays nohup
+    before = {word: signal.signal(word, stop) for word in heard}
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ def portable(config: Config) -> Config:
     for kind, name in named_parts(config).items():
         section, key = registry.KINDS[kind].split(".")
         sections[section][key] = registry.path_of(kind, name)
-    tree = config.model_dump(exclude_unset=True)
+    tree = {name: own for name, own in config.model_dump(exclude_unset=True).items() if own is not None}
     return parse_config({name: tree.get(name, {}) | sections.get(name, {}) for name in tree.keys() | sections.keys()})
 
 

@@ -25,6 +25,7 @@ th, td { text-align: left; padding: .45rem .6rem; vertical-align: top; } tr + tr
 .stopped { color: var(--bad); border-color: var(--bad); }
 .bar { background: var(--line); border-radius: .3rem; height: .7rem; margin: .35rem 0 .15rem; overflow: hidden; }
 .bar { display: flex; min-width: 9rem; } .bar b { background: var(--bar); } .bar i { background: var(--held); }
+.wide { overflow-x: auto; } h1, li { overflow-wrap: anywhere; }
 .num { font-variant-numeric: tabular-nums; } ul { padding-left: 1.2rem; } li { color: var(--bad); }
 """
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}
@@ -33,9 +34,9 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}
 <div>{algorithm}, trust {trust}, {parameters} parameters. <b>Round {round} of {rounds}</b>{pace}.</div>
 <div class="bar" style="max-width: 30rem"><b style="width: {percent:.1f}%"></b></div>
 <div class="dim">plan {plan}; written {ago} s ago</div>
-<table><tr><th>site</th><th>last heard</th><th>up, down</th><th>epsilon of this run</th>
+<div class="wide"><table><tr><th>site</th><th>last heard</th><th>up, down</th><th>epsilon of this run</th>
 <th>epsilon of all runs here</th></tr>
-{rows}</table>{refusals}
+{rows}</table></div>{refusals}
 <p class="dim">Budgets are what each site's own ledger says; they follow from plans and counts, never from a record.
 Dark: spent. Light: reserved for the rest of the run.</p></body></html>"""
 WAITING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">
@@ -93,8 +94,9 @@ def row(site: Mapping[str, Any], delta: float) -> str:
     records = "shuffler" if site["records"] is None else f"{int(site['records'])} records"
     ago = "not yet" if at is None else f"{max(0, time.time() - at):.0f} s ago"
     if budget is None:
-        told = "not told" if site["epsilon"] is None else f"{site['epsilon']:.3g} planned"
-        bars = f'<td class="dim">{told}</td><td class="dim">not told</td>'
+        shuffles = site["records"] is None
+        told = "no records" if shuffles else f"{site['epsilon']:.3g} planned"
+        bars = f'<td class="dim">{told}</td><td class="dim">{"no budget" if shuffles else "not told"}</td>'
     else:
         spent, reserved = budget["run_spent"], budget["run_reserved"]
         run = bar(spent, reserved, reserved, f"{spent:.3g} spent of {reserved:.3g}, delta {delta:g}")

@@ -987,6 +987,48 @@ MUTANTS = [
         "the order of release follows from the messages",
         "tests/test_deploy_shuffler.py::test_order_of_release_says_nothing_about_order_of_arrival",
     ),
+    Mutant(
+        "parcels-signature-unchecked", "silodp/deploy/shuffling.py",
+        "    check(document.keys[document.sites[index]], PARCEL, signed_part(document, index, batch, body), signature)\n",
+        "", "the server makes up a silo's share, with messages that hide nobody",
+        "tests/test_deploy_mixer.py::test_what_is_not_a_whole_batch_of_the_plan_is_refused",
+    ),
+    Mutant(
+        "site-releases-part-of-a-share", "silodp/deploy/mixer.py",
+        "if len(data) != size * terms.shares[i]:", "if len(data) % size:",
+        "a shuffler's site releases batches in which one silo stands for others",
+        "tests/test_deploy_mixer.py::test_what_is_not_a_whole_batch_of_the_plan_is_refused",
+    ),
+    Mutant(
+        "batch-without-a-silo", "silodp/deploy/mixer.py",
+        "if parcels.keys() != {str(i) for i in present}:", "if not parcels:",
+        "a shuffler's site takes parcels of others than the plan's silos of this round",
+        "tests/test_deploy_mixer.py::test_what_is_not_a_whole_batch_of_the_plan_is_refused",
+    ),
+    Mutant(
+        "batch-released-again", "silodp/deploy/mixer.py",
+        "        if seen.question != question:\n", "        if False:\n",
+        "other parcels under the name of a batch that was released are not refused",
+        "tests/test_deploy_mixer.py::test_a_batch_is_released_once_and_the_same_parcels_get_the_same_bytes",
+    ),
+    Mutant(
+        "any-shuffler-believed", "silodp/deploy/policy.py",
+        "policy.shufflers.get(document.shuffler.site) != document.shuffler.key:", "not document.shuffler.key:",
+        "the server names itself as the shuffler",
+        "tests/test_deploy_mixer.py::test_the_server_cannot_name_itself_as_the_shuffler",
+    ),
+    Mutant(
+        "shuffler-need-not-sign", "silodp/deploy/document.py",
+        "for site, key in document.parties.items() if", "for site, key in document.keys.items() if",
+        "a run begins with a shuffler that has not seen the plan",
+        "tests/test_deploy_mixer.py::test_nobody_begins_without_the_shufflers_signature_and_it_not_without_the_sites",
+    ),
+    Mutant(
+        "one-silos-clip-for-all", "silodp/channels/pvec.py",
+        "if not (clips <= clips.min() * (1 + SAME_CLIP)).all():", "if False:",
+        "one silo scales the mean of all by telling another clip norm",
+        "tests/test_channels.py::test_parts_of_one_sum_have_one_clip_norm",
+    ),
     # --- the stage before training ---
     Mutant(
         "squares-clipped-too-late", "silodp/releases.py",
