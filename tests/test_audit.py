@@ -172,11 +172,11 @@ def test_steady_canaries_alone_would_miss_each_gradient_clipped(monkeypatch):
 
 def test_a_mask_that_hides_nothing_is_caught(monkeypatch):
     case = table.Case("soteria-gd", "untrusted", Form({"privacy.mask_amplification": True}))
-    clean = table.audit_run(case, 0)
+    clean = table.audit_case(case)
     assert clean.verdict == OK
     assert clean.measured_mu > 0.9 * clean.claim_mu
     monkeypatch.setattr(RandK, "__call__", lambda self, v, randomness: v)
-    assert table.audit_run(case, 0).verdict == EXCEEDED
+    assert table.audit_case(case).verdict == EXCEEDED
 
 
 @pytest.mark.parametrize("name", ["ldp-svrg", "soteria-saga"])

@@ -12,6 +12,7 @@ difference that is clipped. A driver's own coordinate carries nothing but noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -73,7 +74,10 @@ def turned(clocks: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
     return np.where(np.cos(np.pi * clocks / DRIFT) > 0, 1.0, -1.0)
 
 
+@cache
 def canary_model(coordinates: int) -> Model:
+    """One object for all: programs are shared between runs of the same model."""
+
     def init(key: Key[Array, ""]) -> PyTree:
         return {"canary": jnp.zeros((coordinates, 1)), "clock": jnp.zeros((1, 1))}
 

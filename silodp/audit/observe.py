@@ -103,7 +103,10 @@ class Watched:
 
 
 class Programs:
-    """Functions of one audit alone, for all its runs: a program never outlives the code it was compiled from."""
+    """Functions of one audit alone, for all its runs: a program never outlives the code it was compiled from.
+
+    dear: records are, so that programs are optimised.
+    """
 
     def __init__(self, dear: bool) -> None:
         options = OPTIMISED if dear else QUICKLY_COMPILED
@@ -197,9 +200,8 @@ def clocks(public: tuple[Array, ...]) -> list[float]:
     return [float(point[-1]) for point in public if point.ndim == 1]
 
 
-def observe(prepared: Prepared, canaries: Canaries, dear: bool = False) -> list[View]:
-    """Whole runs, each with its own seed and signs, and what they showed of each silo. dear: records are."""
-    programs = Programs(dear)
+def observe(prepared: Prepared, canaries: Canaries, programs: Programs) -> list[View]:
+    """Whole runs, each with its own seed and signs, and what they showed of each silo."""
     runs = [observe_once(run_of(prepared, canaries, r), programs, prepared.setting.key) for r in range(canaries.runs)]
     return [joined(seen) for seen in zip(*runs, strict=True)]
 

@@ -17,11 +17,11 @@ from scipy.stats import norm as gaussian
 from silodp import registry
 from silodp.algorithms import REGISTRY, find
 from silodp.algorithms.entry import Entry
-from silodp.audit import attack, first, real
+from silodp.audit import attack, first, real, stages
 from silodp.audit.attack import Reading
 from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, canary_data, canary_model, make_canaries
 from silodp.audit.coins import given_coins, is_read_by_coins
-from silodp.audit.observe import View, observe
+from silodp.audit.observe import Programs, View, observe
 from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Further, Row
 from silodp.audit.shuffled import BATCH, Attacks, Found, message_data, message_model
 from silodp.channels.channel import Form
@@ -86,12 +86,20 @@ def audit(
     extra = [] if algorithms is not None else [i for i, row in enumerate(further_rows()) if wanted(row)]
     with workers(processes) as pool:
         found = pool.map(further_row, extra)  # first: some wait for processes
-        # The messages of all algorithms are one job, because equal levels are attacked once.
-        jobs = [[case for case in cases if case.form.per_record]]
-        jobs += [[case] for case in cases if not case.form.per_record]
-        told = pool.map(audit_several, jobs, repeat(seed))
-        of_messages, of_runs = iter(next(told)), chain.from_iterable(told)
-        return [*(next(of_messages if case.form.per_record else of_runs) for case in cases), *found]
+        jobs = alike(cases)
+        told = pool.map(audit_several, [[cases[i] for i in job] for job in jobs], repeat(seed))
+        rows = dict(zip(chain.from_iterable(jobs), chain.from_iterable(told), strict=True))
+        return [*(rows[i] for i in range(len(cases))), *found]
+
+
+def alike(cases: Sequence[Case]) -> list[list[int]]:
+    """Which cases share a job, as places: those of one class under one trust model, because they share programs, and
+    the messages of all algorithms, because equal levels are attacked once. Long jobs come first."""
+    jobs: dict[Any, list[int]] = {}
+    for i, case in enumerate(cases):
+        kind = None if case.form.per_record else (find(case.name).build, case.trust)
+        jobs.setdefault(kind, []).append(i)
+    return sorted(jobs.values(), key=len, reverse=True)
 
 
 def workers(processes: int) -> Executor:
@@ -101,16 +109,24 @@ def workers(processes: int) -> Executor:
 
 
 def further_rows() -> list[Further]:
-    return [*first.rows(), *real.rows()]
+    return [*first.rows(), *stages.rows(), *real.rows()]
 
 
 def further_row(place: int) -> Row:
     return further_rows()[place].run()
 
 
+class Shared:
+    """What several cases of one audit have in common. It is not kept any longer: the code may be another then."""
+
+    def __init__(self) -> None:
+        self.attacks = Attacks()
+        self.programs = {dear: Programs(dear) for dear in (False, True)}
+
+
 def audit_several(cases: Sequence[Case], seed: int) -> list[Row]:
-    attacks = Attacks()
-    return [audit_one(case, seed, attacks) for case in cases]
+    shared = Shared()
+    return [audit_one(case, seed, shared) for case in cases]
 
 
 def trusts_of(entry: Entry) -> Sequence[str]:
@@ -133,11 +149,11 @@ def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
 
 
 def audit_case(case: Case, seed: int = 0) -> Row:
-    return audit_one(case, seed, Attacks())
+    return audit_one(case, seed, Shared())
 
 
-def audit_one(case: Case, seed: int, attacks: Attacks) -> Row:
-    return audit_messages(case, seed, attacks) if case.form.per_record else audit_run(case, seed)
+def audit_one(case: Case, seed: int, shared: Shared) -> Row:
+    return audit_messages(case, seed, shared.attacks) if case.form.per_record else audit_run(case, seed, shared)
 
 
 def audit_messages(case: Case, seed: int, attacks: Attacks) -> Row:
@@ -169,11 +185,11 @@ def message_verdict(found: Found) -> str:
     return gravest(verdicts)
 
 
-def audit_run(case: Case, seed: int) -> Row:
+def audit_run(case: Case, seed: int, shared: Shared) -> Row:
     """Whole runs, attacked through their canaries."""
     canaries = make_canaries(seed, sizes_of(case), RUNS)
     prepared = prepare(small_run(case, seed), canary_data(canaries), canary_model(canaries.position.size))
-    views = observe(prepared, canaries, dear=case.form.smaller > 1)
+    views = observe(prepared, canaries, shared.programs[case.form.smaller > 1])
     rounds, silos = noise_correlations(views, canaries)
     repeated = max(rounds, silos or 0.0) > CORRELATED / math.sqrt(canaries.blank.sum() * RUNS)
     read, given = read_run(prepared, views, canaries), None

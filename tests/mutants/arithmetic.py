@@ -81,6 +81,14 @@ ARITHMETIC = [
         "leaves-not-clipped", "silodp/gradients/factors.py", "return _square(self.weight) + (0 if self.bias is None else _square(self.bias))", "return 0.0 * _square(self.weight)",
         "parameters that are kept do not count in the norm", "tests/rounding/test_mixed_networks.py::test_no_record_moves_the_sum_of_a_mixed_network_beyond_its_bound[shared-value]",
     ),
+    Mutant(
+        "mu2-sum-in-float32", "silodp/algorithms/mu2.py", "silo.memory = silo.memory + s.exact", "silo.memory = Double.of(silo.memory.high + s.value)",
+        "a running sum rounds neighbours apart", "tests/rounding/test_long_memories.py::test_a_running_sum_of_many_rounds_moves_by_no_more_than_its_bound",
+    ),
+    Mutant(
+        "table-never-renewed", "silodp/algorithms/soteria.py", "old = table.age >= RENEWED if silo.alone", "old = jnp.bool_(False) if silo.alone",
+        "the rounding of a table's sum grows for ever", "tests/rounding/test_long_memories.py::test_sagas_estimates_move_by_no_more_than_their_bound_over_all_refreshes",
+    ),
     # --- the exact Gaussian ---
     Mutant("no-doubt", NOISE, "> 0.5 - (ERROR * spread + BEYOND)", "> 0.5", "float64 decides what it cannot know", BOUNDARY),
     Mutant("too-little-doubt", NOISE, "ERROR = 2.0**-37", "ERROR = 2.0**-60", "an error bound that does not hold", BOUNDARY),
