@@ -263,7 +263,8 @@ def small_run(case: Case, seed: int) -> Config:
             entry.sampling or "", half
         )
         # Differences must not be zero: SVRG's and SAGA's canaries need a clock that no mask stops.
-        keep = coordinates + 1 if entry.sampling == "two-level" else coordinates // 8
+        whole = case.form.keep_all or entry.sampling == "two-level"
+        keep = coordinates + 1 if whole else coordinates // 8
         suited = {"batch": chunk, "batch_local": half, "batch_first": half, "keep": keep}
         options |= {key: value for key, value in suited.items() if key in options}
     privacy = {"trust": case.trust, "epsilon": EPSILON, "delta": DELTA, "split": 0.5}

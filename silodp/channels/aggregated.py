@@ -345,7 +345,7 @@ class Aggregated(Channel):
 
     @classmethod
     def audited(cls, entry: Asked, example: Mapping[str, Any]) -> list[Form]:
-        return [Form({"privacy.colluding": 0})]  # then all of the noise is needed: the claim is attained
+        return [Form({"privacy.colluding": 0}, keep_all=True)]  # all of the noise is needed: the claim is attained
 
     def seen(
         self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]

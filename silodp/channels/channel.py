@@ -74,11 +74,13 @@ class Form(NamedTuple):
     """One form in which an audit runs a trust model: changes of the config, by section.key.
 
     per_record: records' messages are attacked one by one. smaller: by how much fewer records, where each is dear.
+    keep_all: rand-k drops nothing, because its masks are public: the claim is about a record that all of them keep.
     """
 
     changes: dict[str, Any]
     per_record: bool = False
     smaller: int = 1
+    keep_all: bool = False
 
 
 @runtime_checkable
