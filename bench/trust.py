@@ -18,7 +18,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bench.utility import TASKS, Task, config, prepared, scores
+from bench.tasks import TASKS, Task, split
+from bench.utility import config, scores
 from silodp.channels.aggregated import Part
 from silodp.channels.untrusted import Noised
 from silodp.config import Config
@@ -73,7 +74,7 @@ def utility(seeds: int = 5) -> None:
     for name, seed in itertools.product(UTILITY, range(seeds)):
         cells = lambda label: [f"{name}|{epsilon:g}|{label}|{seed}" for epsilon in EPSILONS]  # noqa: B023
         left = [label for label in kept if not found.keys() >= set(cells(label))]
-        data = prepared(TASKS[name], seed)[0] if left else None
+        data = split(TASKS[name], seed).data if left else None
         for label in left:
             assert data is not None
             found |= zip(cells(label), reached(TASKS[name], data, kept[label], seed), strict=True)

@@ -1,96 +1,51 @@
-"""`python -m bench.utility [TASK ...] [--quick]`: what `auto` reaches at an epsilon, beside DP-GD tuned on the tests.
+"""`python -m bench.utility [TASK ...] [--quick] [--print]`: what `auto` reaches at an epsilon, beside others.
 
-Every cell is kept in bench/utility.json as soon as it is measured, so that a stopped run goes on where it was. Features
-are standardised by means and deviations of the training records, which no epsilon covers: the same for all methods.
+Every number is kept in bench/utility.json as soon as it is measured, so that a stopped run goes on where it was.
+Numbers of `auto` are dropped when a constant of its recipe changes. The page and the figure are written at the end.
+
+Features are standardised by means and deviations of the training records, which no epsilon covers, and records are
+shortened to a public length: the same for all methods.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import hashlib
 import itertools
 import json
-import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_breast_cancer, load_digits
-from sklearn.linear_model import LinearRegression, LogisticRegression
 
+from bench.rivals import DELTA, central, linear_model, trees
+from bench.tasks import TASKS, Split, Task, split
+from bench.utility_page import KEPT, write_page
 from silodp.data import FederatedData
-from silodp.data.datasets import load_dataset
 from silodp.parse import parse_config
+from silodp.plan import auto as recipe
 from silodp.run.sweep import run_configs
+from silodp.stages import whiten
 
-HERE = Path(__file__).parent
-KEPT, PAGE = HERE / "utility.json", HERE.parent / "docs" / "utility.md"
-EPSILONS, TRUSTS = (0.5, 1.0, 3.0, 8.0), ("trusted", "untrusted")
-GRID = {"rounds": (20, 100), "step_size": (0.3, 1.0, 3.0, 10.0, 30.0), "clip": (0.03, 0.1, 0.3, 1.0)}
-Arrays = tuple[np.ndarray, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Task:
-    """Records, how many silos share them, and whether they were looked at when the recipe's constants were chosen."""
-
-    silos: int
-    kind: str  # of the model
-    read: Callable[[], Arrays]
-    seen: bool
-
-
-def named(source: str, limit: int | None = None, change: Callable[[np.ndarray], np.ndarray] | None = None) -> Any:
-    def read() -> Arrays:
-        table = load_dataset(source)[0]
-        rows = np.random.default_rng(0).permutation(len(table.features))[:limit]
-        targets = np.asarray(table.targets)[rows]
-        return table.features[rows].reshape(len(rows), -1), targets if change is None else change(targets)
-
-    return read
-
-
-def as_arrays(bunch: Any, change: Callable[[np.ndarray], np.ndarray] = lambda y: y) -> Arrays:
-    return np.asarray(bunch.data, np.float32), change(bunch.target)
-
-
-TASKS = {
-    "wbcd": Task(4, "logistic", lambda: as_arrays(load_breast_cancer()), True),
-    "a9a": Task(10, "logistic", named("a9a", None, lambda y: (y.astype(float) > 0).astype(int)), True),
-    "covtype": Task(10, "logistic", named("covtype", 20_000, lambda y: (y.astype(int) == 2).astype(int)), True),
-    "california": Task(10, "linear", named("california"), True),
-    "gas-turbine": Task(10, "linear", named("gas-turbine"), True),
-    "digits parity": Task(3, "logistic", lambda: as_arrays(load_digits(), lambda y: y % 2), True),
-    "digits": Task(3, "softmax", lambda: as_arrays(load_digits()), True),
-    "blogfeedback": Task(10, "linear", named("blogfeedback", None, np.log1p), False),
-}
-
-
-def prepared(task: Task, seed: int) -> tuple[FederatedData, Arrays, Arrays]:
-    """One split: silos of equal size, features about 1 long, a target of unit deviation."""
-    features, targets = task.read()
-    order = np.random.default_rng(seed).permutation(len(features))
-    cut = len(order) // 5
-    test, train = order[:cut], order[cut:]
-    centre, spread = features[train].mean(0), features[train].std(0)
-    scaled = (features - centre) / np.where(spread > 0, spread, 1) / math.sqrt(features.shape[1])
-    classes: tuple[str, ...] = ()
-    if task.kind == "linear":
-        targets = (targets - targets[train].mean()) / targets[train].std()
-    else:
-        labels, targets = np.unique(targets, return_inverse=True)
-        classes = tuple(map(str, labels))
-    pair = lambda rows: (scaled[rows].astype(np.float32), targets[rows])
-    silos = {f"silo {i}": pair(rows) for i, rows in enumerate(np.array_split(train, task.silos))}
-    return FederatedData.of(silos, test=pair(test), classes=classes), pair(train), pair(test)
+EPSILONS, TRUSTS = (0.5, 1.0, 3.0, 8.0), ("trusted", "aggregated", "untrusted")
+# The stated search of DP-GD, by name of its method: everything is tried, the best on test records is taken.
+SEARCHES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "dp-gd": {"rounds": (20,), "step_size": (3.0, 10.0, 30.0, 100.0), "clip": (0.1, 0.3, 1.0)},
+    "dp-gd, momentum": {
+        "rounds": (40,), "step_size": (1.0, 3.0, 10.0), "clip": (0.1, 0.3, 1.0), "optimiser": ("nesterov",),
+    },
+}  # fmt: skip
+SEEDS = {"auto": 5, "local": 2, "dp-gd": 2, "dp-gd, momentum": 2}  # others: as many as auto
+ALONE = 2  # silos that are trained alone, in the mean
+QUICK = (1.0, 3.0)
 
 
 def config(task: Task, epsilon: float, trust: str, seed: int, algorithm: dict[str, Any], **more: Any) -> Any:
-    privacy = {"epsilon": epsilon, "delta": 1e-5, "trust": trust}
-    tree = {"model": {"kind": task.kind}, "privacy": privacy, "algorithm": algorithm, "run": {"seed": seed}}
-    return parse_config(tree | more)
+    privacy = {"epsilon": epsilon, "delta": DELTA, "trust": trust}
+    tree = {"model": {"kind": task.kind}, "privacy": privacy, "algorithm": algorithm}
+    return parse_config(tree | {"run": {"seed": seed, "every": algorithm.get("rounds", 20)}} | more)
 
 
 def scores(task: Task, data: FederatedData, configs: list[Any]) -> list[float]:
@@ -107,84 +62,128 @@ def auto(task: Task, data: FederatedData, epsilon: float, trust: str, seed: int)
     return scores(task, data, [config(task, epsilon, trust, seed, {"name": "auto"}, whiten={"scale": 1.0})])[0]
 
 
-def tuned(task: Task, data: FederatedData, epsilon: float, trust: str, seed: int, quick: bool) -> list[float]:
-    """DP-GD at every point of the grid; which is best is chosen on test records, over all seeds."""
-    grid = {key: values[:: 2 if quick else 1] for key, values in GRID.items()}
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+def local(task: Task, made: Split, epsilon: float, seed: int) -> float:
+    """Each silo by itself: `auto` on its own records."""
+    alone = range(min(ALONE, task.silos))
+    return float(np.mean([auto(task, made.alone(i), epsilon, "trusted", seed) for i in alone]))
+
+
+def searched(task: Task, made: Split, method: str, epsilons: tuple[float, ...], trust: str, seed: int) -> list[Any]:
+    """DP-GD at every point of its search, for each epsilon: one program."""
+    search = SEARCHES[method]
+    points = [dict(zip(search, values, strict=True)) for values in itertools.product(*search.values())]
     options = [{"name": "dp-gd", "weights": "size", **point} for point in points]
-    return scores(task, data, [config(task, epsilon, trust, seed, each) for each in options])
+    configs = [config(task, epsilon, trust, seed, each) for epsilon in epsilons for each in options]
+    return np.reshape(scores(task, made.data, configs), (len(epsilons), -1)).tolist()
 
 
-def without_privacy(task: Task, train: Arrays, test: Arrays) -> float:
-    model = LinearRegression() if task.kind == "linear" else LogisticRegression(C=100.0, max_iter=2000)
-    return float(model.fit(*train).score(*test))
+def constants_of_auto() -> str:
+    """Changes whenever a constant of the recipe does."""
+    numbers = [(module.__name__, name, vars(module)[name]) for module in (recipe, whiten) for name in vars(module)]
+    told = [repr(each) for each in numbers if each[1].isupper()]
+    return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()[:16]
 
 
-def measure(names: list[str], seeds: int, quick: bool) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+class Kept:
+    """Measured numbers by task|epsilon|trust|method|seed. Several processes may measure different tasks."""
 
-    def keep(key: str, value: Callable[[], Any]) -> None:
-        if key not in found:
-            found[key] = value()
+    def __init__(self) -> None:
+        self.found = self.read()
+
+    def read(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+        if found.get("constants of auto") != constants_of_auto():
+            found = {k: v for k, v in found.items() if "|auto|" not in k and "|local|" not in k}
+        return found | {"constants of auto": constants_of_auto()}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.found
+
+    def keep(self, key: str, value: Any) -> None:
+        with KEPT.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.found = self.read() | {key: value}
             partial = KEPT.with_suffix(".partial")
-            partial.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+            partial.write_text(json.dumps(self.found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
             os.replace(partial, KEPT)
-            print(f"{key}: {np.round(np.max(found[key]), 4)}", flush=True)
+        print(f"{key}: {np.max(value):.4f}", flush=True)
 
-    for name, seed in itertools.product(names, range(seeds)):
+    def once(self, key: str, value: Callable[[], Any]) -> None:
+        if key not in self:
+            self.keep(key, value())
+
+
+def measure(
+    names: list[str], seeds: int, epsilons: tuple[float, ...], methods: list[str], trusts: list[str], kept: Kept
+) -> None:
+    """One split after the other, so that a stopped run has all tasks."""
+    for seed, name in itertools.product(range(seeds), names):
         task = TASKS[name]
-        data, train, test = prepared(task, seed)
-        keep(f"{name}|none|none|{seed}", lambda: without_privacy(task, train, test))  # noqa: B023 (called at once)
-        for epsilon, trust in itertools.product((1.0, 3.0) if quick else EPSILONS, TRUSTS):
-            cell = (task, data, epsilon, trust, seed)
-            keep(f"{name}|{epsilon:g}|{trust}|{seed}|auto", lambda: auto(*cell))  # noqa: B023
-            if seed < 3:
-                keep(f"{name}|{epsilon:g}|{trust}|{seed}|dp-gd{' quick' * quick}", lambda: tuned(*cell, quick))  # noqa: B023
-    return found
+        made = split(task, seed)
+        wanted = [method for method in methods if seed < min(seeds, SEEDS.get(method, seeds))]
+        for method in wanted:
+            measured(name, task, made, method, epsilons, seed, trusts, kept)
 
 
-def table(found: dict[str, Any]) -> str:
-    """Mean over seeds: auto, the best setting of DP-GD on the test records, and no privacy."""
-    lines = ["| task | epsilon | trust | auto | dp-gd, tuned on test | no privacy |", "|---|---|---|---|---|---|"]
-    for name, epsilon, trust in itertools.product(TASKS, EPSILONS, TRUSTS):
-        of = lambda text: [v for k, v in found.items() if k.startswith(text)]
-        own = [v for k, v in found.items() if k.startswith(f"{name}|{epsilon:g}|{trust}|") and k.endswith("auto")]
-        grid = [v for k, v in found.items() if k.startswith(f"{name}|{epsilon:g}|{trust}|") and "dp-gd" in k]
-        if own and grid:
-            best = f"{np.max(np.mean(grid, axis=0)):.3f}"
-            mark = name if TASKS[name].seen else f"{name} *"
-            error = np.std(own) / math.sqrt(len(own))
-            plain = np.mean(of(f"{name}|none|"))
-            lines.append(
-                f"| {mark} | {epsilon:g} | {trust} | {np.mean(own):.3f} +- {error:.3f} | {best} | {plain:.3f} |"
-            )
-    return "\n".join(lines)
+def measured(
+    name: str,
+    task: Task,
+    made: Split,
+    method: str,
+    epsilons: tuple[float, ...],
+    seed: int,
+    trusts: list[str],
+    kept: Kept,
+) -> None:
+    key = lambda epsilon, trust: f"{name}|{epsilon}|{trust}|{method}|{seed}"
+    if method == "no privacy":
+        kept.once(f"{name}|none|none|linear|{seed}", lambda: linear_model(task, made.train, made.test))
+        kept.once(f"{name}|none|none|trees|{seed}", lambda: trees(task, made.train, made.test))
+    elif method in SEARCHES:
+        for trust in trusts:
+            missing = tuple(e for e in epsilons if key(f"{e:g}", trust) not in kept)
+            found = searched(task, made, method, missing, trust, seed) if missing else []
+            for epsilon, row in zip(missing, found, strict=True):
+                kept.keep(key(f"{epsilon:g}", trust), row)
+    else:
+        for epsilon in epsilons:
+            one_epsilon(task, made, method, epsilon, seed, trusts, kept, lambda trust: key(f"{epsilon:g}", trust))  # noqa: B023
 
 
-PAGE_TEXT = """# Utility: what an epsilon buys
+def one_epsilon(
+    task: Task, made: Split, method: str, epsilon: float, seed: int, trusts: list[str], kept: Kept,
+    key: Callable[[str], str],
+) -> None:  # fmt: skip
+    if method == "auto":
+        for trust in trusts:
+            kept.once(key(trust), lambda: auto(task, made.data, epsilon, trust, seed))  # noqa: B023 (called at once)
+    elif method == "local":
+        kept.once(key("none"), lambda: local(task, made, epsilon, seed))
+    elif method in central(task):
+        rival = central(task)[method]
+        kept.once(key("trusted"), lambda: rival(task, made.train, made.test, epsilon, seed))
 
-Written by `python -m bench.utility`. Accuracy for classes, R^2 for numbers, on a fifth of the records; silos of equal
-size; delta 1e-5. `auto` has the same constants everywhere and sees nothing but public facts. DP-GD has the setting of
-its grid (rounds, step size, clip norm) that is best on the test records, which nobody who keeps an epsilon can do.
-Tasks with a star were not looked at when the recipe's constants were chosen. Features are standardised by the training
-records' own means and deviations, for all methods; no epsilon covers that.
 
-{table}
-"""
+METHODS = ["no privacy", "auto", "dp-gd", "objective", "adassp", "local", "dp-gd, momentum", "dp-ebm"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.utility", description=__doc__)
     parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all when left out")
-    parser.add_argument("--quick", action="store_true", help="two epsilons, a coarse grid")
+    parser.add_argument("--quick", action="store_true", help="two epsilons, one split")
+    parser.add_argument("--print", action="store_true", help="measure nothing: write page and figure from what is kept")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
+    parser.add_argument("--trusts", nargs="*", choices=TRUSTS, default=list(TRUSTS))
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     unknown = set(options.tasks) - set(TASKS)
     if unknown:
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
-    found = measure(options.tasks or list(TASKS), options.seeds, options.quick)
-    PAGE.write_text(PAGE_TEXT.format(table=table(found)))
-    print(table(found))
+    kept, epsilons = Kept(), QUICK if options.quick else EPSILONS
+    if not options.print:
+        seeds = 1 if options.quick else options.seeds
+        measure(options.tasks or list(TASKS), seeds, epsilons, options.methods, options.trusts, kept)
+    print(write_page(kept.found))
 
 
 if __name__ == "__main__":

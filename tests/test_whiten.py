@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import silodp
-from silodp.config import WhitenConfig
+from silodp.config import DataConfig, WhitenConfig
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.parse import parse_config
@@ -303,6 +303,8 @@ def test_auto_asks_for_the_moment_that_pays(sizes, features, epsilon, trust, mom
     found = resolved(config, facts).whiten
     assert found is not None and (found.moment, found.share) == (moment, SHARES[moment])
     assert ("pays" if moment == "full" else "too") in reasons(config, facts)[0]
+    made = config.model_copy(update={"data": DataConfig(preprocess=["hog"])})  # records are 1 long already
+    assert found.scale is None and getattr(resolved(made, facts).whiten, "scale", None) == 1.0
     given = config.model_copy(update={"whiten": WhitenConfig(moment="full", share=0.1)})
     kept = resolved(given, facts).whiten
     assert kept is not None and (kept.moment, kept.share) == ("full", 0.1)

@@ -73,6 +73,11 @@ def parse_steps(texts: Sequence[str]) -> list[Step]:
     return steps
 
 
+def unit_length(texts: Sequence[str]) -> bool:
+    """Whether the last of these steps leaves every record 1 long."""
+    return bool(texts) and texts[-1].partition(":")[0].strip() in ("hog", "normalise")
+
+
 def categorical_columns(steps: Sequence[Step]) -> tuple[str, ...]:
     """Columns that a one-hot step will expand, and that may therefore hold strings."""
     return tuple(name for step in steps if step.name == "one-hot" for name in _one_hot_names(step))

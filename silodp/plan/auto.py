@@ -21,6 +21,7 @@ from typing import Any
 
 from silodp import registry
 from silodp.config import Config, WhitenConfig
+from silodp.data.preprocess import unit_length
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
@@ -136,7 +137,8 @@ def single_release(config: Config, options: Mapping[str, Any]) -> Config:
 def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
     given = {} if config.whiten is None else config.whiten.model_dump(exclude_unset=True)
     moment = given.get("moment") or reason_of(facts, std, WhitenConfig(**given).clip).moment
-    return {"moment": moment, "share": SHARES[moment]} | given
+    scale = {"scale": 1.0} if unit_length(config.data.preprocess) else {}
+    return {"moment": moment, "share": SHARES[moment]} | scale | given
 
 
 def reason_of(facts: Facts, std: float, clip: float) -> Reason:
