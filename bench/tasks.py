@@ -16,6 +16,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from silodp.data import FederatedData
 from silodp.data.datasets import load_dataset
 from silodp.data.images import oriented_gradients
+from silodp.data.preprocess import apply_steps, parse_steps
+from silodp.data.types import Table
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Change = Callable[[np.ndarray], np.ndarray]
@@ -100,6 +102,16 @@ class Split:
     def alone(self, silo: int) -> FederatedData:
         held = self.data.silos[silo]
         return FederatedData.of({held.name: (held.features, held.targets)}, test=self.test, classes=self.data.classes)
+
+
+def in_pieces(made: Split) -> FederatedData:
+    """The same silos with every feature as a line with knots (the preprocessing step `pieces`)."""
+    step, silos = parse_steps(["pieces"]), {}
+    rescaled = lambda x: Table("bench", (x * math.sqrt(x.shape[1])).astype(np.float32), np.zeros(len(x)))
+    mapped = lambda x: apply_steps(step, rescaled(x), None)[0].features
+    for held in made.data.silos:
+        silos[held.name] = (mapped(held.features), held.targets)
+    return FederatedData.of(silos, test=(mapped(made.test[0]), made.test[1]), classes=made.data.classes)
 
 
 def split(task: Task, seed: int) -> Split:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from bench.rivals import DELTA, central, linear_model, trees
-from bench.tasks import TASKS, Split, Task, split
+from bench.tasks import TASKS, Split, Task, in_pieces, split
 from bench.utility_page import KEPT, write_page
 from silodp.data import FederatedData
 from silodp.parse import parse_config
@@ -40,6 +40,7 @@ SEARCHES: dict[str, dict[str, tuple[Any, ...]]] = {
 SEEDS = {"auto": 5, "local": 2, "dp-gd": 2, "dp-gd, momentum": 2}  # others: as many as auto
 ALONE = 2  # silos that are trained alone, in the mean
 QUICK = (1.0, 3.0)
+MOST_IN_PIECES = 20  # features
 
 
 def config(task: Task, epsilon: float, trust: str, seed: int, algorithm: dict[str, Any], **more: Any) -> Any:
@@ -93,7 +94,7 @@ class Kept:
     def read(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         if found.get("constants of auto") != constants_of_auto():
-            found = {k: v for k, v in found.items() if "|auto|" not in k and "|local|" not in k}
+            found = {k: v for k, v in found.items() if "|auto" not in k and "|local|" not in k}
         return found | {"constants of auto": constants_of_auto()}
 
     def __contains__(self, key: str) -> bool:
@@ -157,6 +158,9 @@ def one_epsilon(
     if method == "auto":
         for trust in trusts:
             kept.once(key(trust), lambda: auto(task, made.data, epsilon, trust, seed))  # noqa: B023 (called at once)
+    elif method == "auto on pieces" and made.train[0].shape[1] <= MOST_IN_PIECES:
+        for trust in trusts:
+            kept.once(key(trust), lambda: auto(task, in_pieces(made), epsilon, trust, seed))  # noqa: B023
     elif method == "local":
         kept.once(key("none"), lambda: local(task, made, epsilon, seed))
     elif method in central(task):
@@ -164,7 +168,7 @@ def one_epsilon(
         kept.once(key("trusted"), lambda: rival(task, made.train, made.test, epsilon, seed))
 
 
-METHODS = ["no privacy", "auto", "dp-gd", "objective", "adassp", "local", "dp-gd, momentum", "dp-ebm"]
+METHODS = ["no privacy", "auto", "auto on pieces", "dp-gd", "objective", "adassp", "local", "dp-gd, momentum", "dp-ebm"]
 
 
 def main() -> None:

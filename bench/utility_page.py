@@ -140,8 +140,9 @@ not looked at when the constants of `auto` were chosen.
 
 Searches: DP-GD with 20 rounds, steps 3, 10, 30, 100 and clip norms .1, .3, 1; the same with 40 rounds and Nesterov's
 momentum, steps 1, 3, 10 (two splits each). Objective perturbation with four ridges; AdaSSP and DP-EBM as they come.
-These three see all records in one place, and so stand in the trusted rows. Local only: `auto` on the records of one
-silo.
+These three see all records in one place, and so stand in the trusted rows. `auto on pieces`: after the public
+preprocessing step `pieces`, which makes the model additive; tasks of at most 20 features. Local only: `auto` on the
+records of one silo.
 
 Features are standardised by the training records' own means and deviations, and records are shortened to 1.1 times the
 usual length, for all methods; no epsilon covers the means and deviations.

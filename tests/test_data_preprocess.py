@@ -63,6 +63,17 @@ def test_standardise(rng):
     np.testing.assert_allclose(tested.features, expected, atol=1e-5)
 
 
+def test_pieces_are_about_one_long_and_a_line_with_knots_is_linear_in_them(rng):
+    x = rng.normal(size=(2000, 3))
+    out, _, _ = run(["pieces"], regression(x))
+    assert out.features.shape == (2000, 24)
+    assert np.mean(np.sum(out.features**2, axis=1)) == pytest.approx(1, rel=0.05)
+    near = np.clip(x[:, 0], -2.5, 2.5)
+    bent = np.maximum(near, np.linspace(-2.5, 2.5, 7)[2])
+    columns = np.column_stack([out.features, np.ones(2000)])
+    np.testing.assert_allclose(columns @ np.linalg.lstsq(columns, bent, rcond=None)[0], bent, atol=1e-4)
+
+
 def test_standardise_leaves_constant_columns_at_zero():
     x = np.column_stack([np.full(40, 1e6 + 0.1), np.zeros(40), np.arange(40), np.arange(40) / 1e9])
     out, _, _ = run(["standardise"], regression(x))
@@ -164,6 +175,7 @@ CATEGORIES = {"names": ("c", "v"), "categories": {"c": ("p", "q")}}
         ("pca:x", {}, "from 1 to 2"),
         ("bias:2", {}, "takes no argument"),
         ("hog", {}, "needs images"),
+        ("pieces:2", {}, "whole number of knots from 3 to 100"),
         ("flatten:2", {}, "takes no argument"),
         ("one-hot", {}, "name the columns"),
         ("one-hot:z", {"names": ("a", "b")}, "'z' is not a column"),

@@ -74,8 +74,8 @@ def parse_steps(texts: Sequence[str]) -> list[Step]:
 
 
 def unit_length(texts: Sequence[str]) -> bool:
-    """Whether the last of these steps leaves every record 1 long."""
-    return bool(texts) and texts[-1].partition(":")[0].strip() in ("hog", "normalise")
+    """Whether the last of these steps leaves records about 1 long."""
+    return bool(texts) and texts[-1].partition(":")[0].strip() in ("hog", "normalise", "pieces")
 
 
 def categorical_columns(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -222,6 +222,29 @@ def _hog(step: Step, train: Table) -> Fitted:
     return transform, step.public("oriented gradients in cells of an image, every record by itself, to unit norm")
 
 
+PIECES, FARTHEST = 7, 2.5  # knots of a feature, and where the outermost lie, in deviations
+
+
+def _pieces(step: Step, train: Table) -> Fitted:
+    """`pieces`, or `pieces:KNOTS`: every standardised feature as a line with knots, so that a linear model is additive."""
+    knots = PIECES if not step.argument else step.numbers(1)[0]
+    if knots not in range(3, 101):
+        raise step.error("needs a whole number of knots from 3 to 100")
+    _no_categories(step, train)
+    places = np.linspace(-FARTHEST, FARTHEST, int(knots))
+    return _on_flat_features(lambda x: _in_pieces(x, places)), step.public(
+        "every feature, in deviations, and how near it is to each knot"
+    )
+
+
+def _in_pieces(x: Float32[np.ndarray, "n d"], places: np.ndarray) -> np.ndarray:
+    """(tents at the places, x / 2), about 1 long for features of unit deviation."""
+    near = np.clip(x, places[0], places[-1])
+    tents = [np.maximum(0, 1 - np.abs(near - place) / (places[1] - places[0])) - 1 / len(places) for place in places]
+    usual = 2 / 3 - 1 / len(places) + 1 / 4  # mean square of one feature's columns together
+    return np.hstack([*tents, near / 2]) / np.sqrt(usual * max(1, x.shape[1]))
+
+
 def _one_hot_names(step: Step) -> list[str]:
     names = [name.strip() for name in step.argument.split(",") if name.strip()]
     if not names:
@@ -306,6 +329,7 @@ STEPS: dict[str, Callable[[Step, Table], Fitted]] = {
     "normalise": _normalise,
     "bias": _bias,
     "hog": _hog,
+    "pieces": _pieces,
     "one-hot": _one_hot,
     "target-divide": _target_divide,
     "target-max": _target_max,
