@@ -226,7 +226,7 @@ PIECES, FARTHEST = 7, 2.5  # knots of a feature, and where the outermost lie, in
 
 
 def _pieces(step: Step, train: Table) -> Fitted:
-    """`pieces`, or `pieces:KNOTS`: every standardised feature as a line with knots, so that a linear model is additive."""
+    """`pieces`, or `pieces:KNOTS`: each standardised feature as a line with knots: linear models become additive."""
     knots = PIECES if not step.argument else step.numbers(1)[0]
     if knots not in range(3, 101):
         raise step.error("needs a whole number of knots from 3 to 100")
