@@ -61,13 +61,13 @@ def table(cells: Cells) -> str:
     ]
     for (task, epsilon, trust), (regret, name) in sorted(regrets(cells).items(), key=lambda pair: order(pair[0])):
         own = cells[task, epsilon, trust, "auto"][:, 0]
-        error = own.std() / np.sqrt(len(own))
+        error = f" ± {own.std() / np.sqrt(len(own)):.3f}" if len(own) > 1 else ""
         alone = cells.get((task, epsilon, "none", "local"))
         local = "-" if alone is None else f"{best(alone):.3f}"
         plain = [cells.get((task, "none", "none", method)) for method in ("linear", "trees")]
         shown = ", ".join("-" if rows is None else f"{best(rows):.3f}" for rows in plain)
         lines.append(
-            f"| {marked(task)} | {trust} | {epsilon} | {own.mean():.3f} ± {error:.3f} ({len(own)}) | "
+            f"| {marked(task)} | {trust} | {epsilon} | {own.mean():.3f}{error} ({len(own)}) | "
             f"{own.mean() + regret:.3f} {name} | {regret:+.3f} | {local} | {shown} |"
         )
     return "\n".join(lines)
