@@ -137,6 +137,24 @@ def test_message_mode_is_the_simulation(name, trust, participation, silo_process
     assert costs == simulated
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "trust", "options"),
+    [
+        ("sdp-prox-svrg", "shuffled", {"batch_share": 0.4}),
+        ("soteria-gd", "untrusted", {"shift_rate": 0.3, "shift_decay": "linear"}),
+    ],
+)
+def test_options_beyond_the_examples_are_the_simulation_too(name, trust, options, silo_processes):
+    done = finish(case(name, trust, **options))
+    plan, seed = with_test_seed(done.prepared.plan), done.prepared.config.run.seed
+    records = [{"features": silo.features, "targets": silo.targets} for silo in DATA.silos]
+    with joined(plan, silo_processes, records, seed) as fed:
+        state, _, _ = message_run(fed, done.prepared)
+    atol = 2e-4 if isinstance(plan.channel, Summed) else 1e-5
+    np.testing.assert_allclose(np.asarray(state.x), np.asarray(done.last.state.x), rtol=1e-5, atol=atol)
+
+
 def message_run(fed: MessageFederation, prepared: Prepared):
     fed.start(prepared.setting.x0)
     state = prepared.plan.algorithm.init(prepared.setting.x0)
