@@ -36,7 +36,7 @@ from silodp.deploy.document import Document, told_facts
 from silodp.deploy.policy import SENTENCES, read_policy
 from silodp.deploy.silo import SiloServer, reply
 from silodp.deploy.sites import read_records
-from silodp.deploy.wire import decode, encode
+from silodp.deploy.wire import decode, encode, plain
 from silodp.errors import ConfigError, Refused, one_line
 from tests.guards import SCHEMA, X0, Federation
 
@@ -144,7 +144,7 @@ class Targets:
         told = decode(answer)[0]
         if told["kind"] == "refused":
             assert "in this silo" not in told["reason"], told
-            raise Refused(told["reason"])
+            raise Refused(plain(told["reason"]))  # as a server shows it
 
     def to_server(self, chosen: random.Random) -> None:
         data = encode(self.answer, {"value": X0})

@@ -317,6 +317,8 @@ def stopped(network: Network, site: str, data: bytes, name: str) -> bytes:
     pid = network.guards[site].pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZX":
+        time.sleep(0.01)  # on a busy machine its other threads go on for a while
     began, link = time.monotonic(), GuardSocket(network.path("relays", site), 0.3)
     try:
         link.ask(data)
