@@ -12,7 +12,7 @@ Real columns are related and real silos differ. What is found is an order of mag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,13 +21,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from silodp.core import Algorithm, averaged
+from silodp.core import Algorithm, Federation, Silo, averaged
 from silodp.facts import Facts
 from silodp.models import Model
 from silodp.objective import penalised
 from silodp.plan.parts import trained_model
 from silodp.plan.plan import Plan
-from silodp.releases import Vector, packed
+from silodp.releases import Release, Vector, packed
 from silodp.server import build_average
 from silodp.stages.maps import Map, mapped, with_steps
 
@@ -37,32 +37,27 @@ NUMBERS, MOST_FEATURES = 200_000, 300  # of made-up records: what takes a few se
 KINDS = ("logistic", "linear")
 
 
-class Told(NamedTuple):
-    """A clipped mean before its noise."""
+class MadeUpSilo(Silo):
+    """All silos' records as if they were one silo's; it answers what stages and gradient descent ask.
 
-    mean: Vector
-    clip: Any
-    stream: str
-
-
-class MadeUpSilo:
-    """All silos' records as if they were one silo's; it answers what stages and gradient descent ask."""
+    The bound of what it returns is the clip norm, in whose units the plan's noise is; 0 where nothing is clipped.
+    """
 
     def __init__(self, features: Array, targets: Array, gradient: Callable[[Vector, Any], Vector] | None = None):
-        self.records, self.gradient = (features, targets), gradient
+        self.made_up, self.gradient = (features, targets), gradient
 
-    def mean(self, points: Sequence[Vector], coefficients: Any, clip: Any, stream: str, batch: Any = None) -> Told:
+    def mean(self, points: Any, coefficients: Any, clip: Any, stream: str, *_: Any) -> Release:  # pyright: ignore
         gradient = self.gradient
         assert gradient is not None and len(points) == 1
         return self.statistic(lambda record: gradient(points[0], record), clip, stream)
 
-    def statistic(self, function: Callable[[Any], Vector], clip: Any, stream: str, *_: Any) -> Told:
-        vectors = jax.vmap(function)(self.records)
-        return Told(jnp.mean(shortened(vectors, clip), 0), clip, stream)
+    def statistic(self, function: Callable[[Any], Vector], clip: Any, stream: str, *_: Any) -> Release:  # pyright: ignore
+        vectors = jax.vmap(function)(self.made_up)
+        return Release(jnp.mean(shortened(vectors, clip), 0), jnp.float32(0 if clip is None else clip), stream)
 
-    def squares(self, function: Callable[[Any], Vector], clip: Any, stream: str, *_: Any) -> Told:
-        vectors = shortened(jax.vmap(function)(self.records), jnp.sqrt(clip))
-        return Told(packed(vectors.T @ vectors / len(vectors)), clip, stream)
+    def squares(self, function: Callable[[Any], Vector], clip: Any, stream: str, *_: Any) -> Release:  # pyright: ignore
+        vectors = shortened(jax.vmap(function)(self.made_up), jnp.sqrt(clip))
+        return Release(packed(vectors.T @ vectors / len(vectors)), jnp.float32(clip), stream)
 
 
 def shortened(vectors: Float[Array, "n k"], clip: Any) -> Float[Array, "n k"]:
@@ -71,17 +66,19 @@ def shortened(vectors: Float[Array, "n k"], clip: Any) -> Float[Array, "n k"]:
     return vectors * jnp.minimum(1, clip / jnp.maximum(jnp.linalg.norm(vectors, axis=1, keepdims=True), 1e-30))
 
 
-class MadeUpFederation:
+class MadeUpFederation(Federation):
     """What an algorithm's round sees. `stds`: by stream, of the noise on the average of all silos, in clip norms."""
+
+    silos, present = 1, (0,)
 
     def __init__(self, silo: MadeUpSilo, stds: dict[str, Any], key: Any):
         self.silo, self.stds, self.key, self.round = silo, stds, key, 0
 
-    def mean(self, query: Callable[..., Any], *public: Vector) -> Vector:
-        told: Told = query(self.silo, *public)
+    def mean(self, query: Callable[..., Any], *public: Array) -> Vector:
+        told: Release = query(self.silo, *public)
         self.key, drawn = jax.random.split(self.key)
-        size = 0.0 if told.clip is None else self.stds[told.stream] * told.clip
-        return told.mean + size * jax.random.normal(drawn, told.mean.shape)
+        size = self.stds[told.stream] * told.bound
+        return told.value + size * jax.random.normal(drawn, told.value.shape)
 
 
 class Task:
@@ -132,7 +129,7 @@ class Trial:
             key, own = jax.random.split(key)
             stage: Any = plan.at(name)
             silo = MadeUpSilo(mapped(maps, self.task.x), self.task.y)
-            fed = MadeUpFederation(silo, stds_of(stage), own)
+            fed = MadeUpFederation(silo, stds_of(stage), own)  # pyright: ignore[reportAbstractUsage]
             maps.append(plan.derived(name, stage.algorithm.round(stage.algorithm.init(jnp.zeros(0)), fed).x))
         features = mapped(maps, self.task.x)
         model, x0, train = self.program(plan, features.shape[1])
@@ -163,7 +160,7 @@ def compiled(plan: Plan, model: Model, unravel: Callable[[Vector], Any], targets
 
     @eqx.filter_jit
     def train(algorithm: Algorithm, stds: dict[str, Any], features: Array, key: Any, x0: Vector) -> Vector:
-        fed = MadeUpFederation(MadeUpSilo(features, targets, gradient), stds, key)
+        fed = MadeUpFederation(MadeUpSilo(features, targets, gradient), stds, key)  # pyright: ignore[reportAbstractUsage]
 
         def step(r: Any, carry: tuple[Any, Vector, Any]) -> tuple[Any, Vector, Any]:
             state, output, fed.key = carry
