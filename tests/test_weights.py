@@ -123,6 +123,7 @@ MISTAKES = {
     "class_weight: 1 of its labels": ({"class_weight": {"dead": 2.0}}, None),
     "class_weight: give positive": ({"class_weight": {"ill": 0.0}}, None),
     "sample_weight: some are negative": ({}, -np.ones(600)),
+    "sample_weight: must contain at least one non-zero": ({}, np.zeros(600)),
     "sample_weight: shape (3,)": ({}, np.ones(3)),
     "largest_weight: give a positive": ({"largest_weight": 0}, np.ones(600)),
 }

@@ -42,6 +42,8 @@ def weights_of(given: Any, rows: int, largest: Any) -> Shaped[np.ndarray, " n"] 
     found = column_of(given, rows, "sample_weight")
     if found.dtype.kind not in "buif" or not (np.isfinite(found) & (found >= 0)).all():
         raise ConfigError("sample_weight: some are negative, missing or no numbers; give numbers from 0 on")
+    if not found.any():
+        raise ConfigError("sample_weight: must contain at least one non-zero number")
     return np.minimum(found / largest, 1.0).astype(np.float32)
 
 
