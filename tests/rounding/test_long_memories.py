@@ -12,6 +12,7 @@ from silodp.channels import Untrusted
 from silodp.core import Silo, Site
 from silodp.doubles import Double, exact
 from silodp.gradients import SLACK
+from silodp.gradients.blocks import MOST_RECORDS, RUN, UNIT
 from silodp.models import build_model, from_loss
 from silodp.objective import build_objective
 from silodp.prox import NoProx, build_prox
@@ -85,3 +86,18 @@ def test_sagas_estimates_move_by_no_more_than_their_bound_over_all_refreshes():
         reached.append(moved / np.asarray(before[2]))
     assert np.max(reached) <= 1
     assert np.max(reached) > 1 / 2 - SLACK  # a drawn record whose gradient turns
+
+
+def test_the_outer_sum_of_the_most_records_is_off_by_no_more_than_is_proven():
+    """2^22 records in runs of 256: as long a sum as there may be, of runs that all pull one way."""
+    runs = MOST_RECORDS // RUN
+    proven = 2 * UNIT**2 * MOST_RECORDS**2 / RUN  # in units of two clips, of both neighbours together
+    add = jax.jit(lambda parts: jax.lax.scan(lambda t, p: (t.plus(p[None]), None), Double.of(jnp.zeros(64)), parts)[0])
+    rng = np.random.default_rng(5)
+    parts = np.float32(rng.uniform(0.99 * RUN, RUN, (runs, 64)))
+    replaced = np.concatenate([np.float32(parts[:1] - rng.uniform(1.9, 2, (1, 64))), parts[1:]])
+    truth = parts[0].astype(np.float64) - replaced[0]
+    moved = exact(add(parts)) - exact(add(replaced))
+    assert np.abs(moved - truth).max() <= 2 * proven <= 2 * SLACK / 8
+    plain = [np.cumsum(each, axis=0, dtype=np.float32)[-1].astype(np.float64) for each in (parts, replaced)]
+    assert np.abs(plain[0] - plain[1] - truth).max() > 2 * SLACK  # in float32 it would not do
