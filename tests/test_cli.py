@@ -73,6 +73,7 @@ def test_the_files_of_a_run(whole):
         "config.toml",
         "figures/history.png",
         "history.jsonl",
+        "lock",
         "model.safetensors",
         "report.html",
         "summary.json",
