@@ -25,8 +25,8 @@ from bench.front_peers import Split, dp_gd, tuned, without_privacy
 from silodp.data.schema import Schema
 from silodp.errors import SilodpWarning
 from silodp.estimators import SiloClassifier, SiloRegressor
-from silodp.front.advice import default_delta
 from silodp.front.records import public_scale
+from silodp.plan.advice import default_delta
 
 HERE = Path(__file__).parent
 KEPT, PAGE = HERE / "front.json", HERE.parent / "docs" / "front.md"

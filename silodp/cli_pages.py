@@ -61,10 +61,11 @@ def print_federation(directory: Path, json_: bool) -> None:
 
 def page_of(directory: Path) -> Path:
     """The report that is there, or that of an older run, written now."""
+    from silodp.deploy.pages import story_of
     from silodp.report.files import NAME, write_report
 
     file = directory / NAME
-    return file if file.is_file() else write_report(directory)
+    return file if file.is_file() else write_report(directory, story_of)
 
 
 def opened(page: Path) -> None:
@@ -82,6 +83,7 @@ def compare(
     web: Annotated[bool, typer.Option("--web", help="open the page in a browser")] = False,
 ) -> None:
     """Put runs or saved models side by side: guarantees, results, costs."""
+    from silodp.deploy.pages import story_of
     from silodp.report.compare import compared, comparison_page, read_all
 
     with told():
@@ -89,7 +91,7 @@ def compare(
             raise ConfigError("compare: one directory only; give two or more")
         if out is not None and out.exists():
             raise ConfigError(f"--out {out}: exists; give another path")
-        stories = read_all(directories)
+        stories = read_all(directories, story_of)
         table = Table("", *stories)
         for row in compared(stories):
             table.add_row(*row)
@@ -155,7 +157,7 @@ def expected_of(
     figure: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     """From numbers alone; a few seconds, in which a made-up task is learnt at every epsilon."""
-    from silodp.front.advice import default_delta
+    from silodp.plan.advice import default_delta
     from silodp.plan.expect import expectations
     from silodp.plan.landscape import described, draw, expected_errors, landscape
     from silodp.plan.made_up import KINDS, MOST_FEATURES, Task

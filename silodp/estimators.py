@@ -21,10 +21,11 @@ from silodp.config import AlgorithmConfig, ModelConfig
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note
 from silodp.errors import ConfigError
-from silodp.front import advice, bundle, export, records
+from silodp.front import bundle, export, records
 from silodp.front.estimator import SiloEstimator
 from silodp.front.predictor import margins, probabilities
 from silodp.front.records import Rows
+from silodp.plan import advice
 
 if TYPE_CHECKING:
     from silodp.models import Model

@@ -14,7 +14,7 @@ import silodp
 from silodp.cli import app
 from silodp.data import FederatedData
 from silodp.errors import ConfigError, SilodpWarning
-from silodp.front import advice
+from silodp.plan import advice
 from tests.patients import SCHEMA, raw
 
 

@@ -30,6 +30,7 @@ from silodp.deploy.board import Board
 from silodp.deploy.coordinator import MessageFederation, exchange
 from silodp.deploy.document import Document, check_approvals
 from silodp.deploy.files import checksum, held, sync_folder, write_whole
+from silodp.deploy.pages import story_of_federation
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.remote import Echoes, Remote, RemoteShuffler, Rpc
 from silodp.deploy.shuffling import public_of, read_box
@@ -199,7 +200,7 @@ class Driver:
         certificates = [link.receive()[0]["certificate"] for link in self.parties]
         write_whole(self.folder / PLAN, canonical(self.document.tree))
         write_whole(self.folder / CERTIFICATES, json.dumps(certificates, indent=2).encode())
-        write_report(self.folder)
+        write_report(self.folder, story_of_federation)
         return certificates
 
     def model_tree(self, output: np.ndarray) -> dict[str, np.ndarray]:

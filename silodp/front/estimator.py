@@ -19,12 +19,13 @@ from silodp.config import AlgorithmConfig, Config, ModelConfig
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData
 from silodp.errors import ConfigError
-from silodp.front import advice, bundle, export, onnx_out, records
+from silodp.front import bundle, export, onnx_out, records
 from silodp.front.fitting import fitted
 from silodp.front.predictor import predictor_of
 from silodp.front.records import Rows, SchemaLike
 from silodp.front.report import report
 from silodp.parse import parse_config
+from silodp.plan import advice
 from silodp.report.notebook import Certificate, of_story
 from silodp.report.story import Story
 from silodp.run.progress import Progress, silent

@@ -14,10 +14,10 @@ from silodp.config import Config, DataConfig
 from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError, Inadmissible
 from silodp.facts import Facts
-from silodp.front.advice import warn_of_run
 from silodp.models import Model, model_of
 from silodp.objective import parameter_count
 from silodp.parse import parse_config
+from silodp.plan.advice import warn_of_run
 from silodp.plan.certificate import release_line
 from silodp.plan.claim import claim_of
 from silodp.plan.make import choose, make_plan, with_delta, with_options

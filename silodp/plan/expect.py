@@ -10,10 +10,10 @@ from silodp.config import Config
 from silodp.data import read_data
 from silodp.errors import ConfigError
 from silodp.facts import Facts
-from silodp.front.advice import warn_of_run
 from silodp.objective import parameter_count
 from silodp.parse import parse_config
 from silodp.plan.account import sizes_of
+from silodp.plan.advice import warn_of_run
 from silodp.plan.make import make_plan, reasons, resolved
 from silodp.plan.objects import facts_of
 from silodp.plan.parts import trained_model

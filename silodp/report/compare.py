@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from silodp.report.words import percent_up, suspicion, worst
 Rows = list[tuple[str, ...]]  # a heading, then a cell for each directory
 
 
-def read_all(directories: Sequence[Path]) -> dict[str, Story]:
+def read_all(directories: Sequence[Path], read: Callable[[Path], Story] = story_of) -> dict[str, Story]:
     """By a short name, which is the whole path where several have the same."""
     names = [path.resolve().name for path in directories]
     short = len(set(names)) == len(names)
-    return {name if short else str(path): story_of(path) for name, path in zip(names, directories, strict=True)}
+    return {name if short else str(path): read(path) for name, path in zip(names, directories, strict=True)}
 
 
 def compared(stories: Mapping[str, Story]) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,9 @@ ID_DIGITS = 16
 
 
 def story_of(directory: Path) -> Story:
-    """Of a run that is complete, on one machine or of a real federation, or of a bundle."""
+    """Of a run that is complete, or of a bundle."""
     if (directory / "bundle.json").is_file():
         return story_of_bundle(read_json(directory / "bundle.json"))
-    if (directory / "certificates.json").is_file():
-        from silodp.report.federation import story_of_federation
-
-        return story_of_federation(directory)
     if not (directory / "summary.json").is_file():
         raise ConfigError(f"{str(directory)!r}: neither a finished run (summary.json) nor a saved model (bundle.json)")
     return story_of_run(directory)
@@ -123,8 +119,8 @@ def read_json(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: not valid JSON; the run or model is damaged") from None
 
 
-def write_report(directory: Path) -> Path:
+def write_report(directory: Path, read: Callable[[Path], Story] = story_of) -> Path:
     """report.html of what lies in the directory."""
-    text = told(story_of(directory))
+    text = told(read(directory))
     (directory / NAME).write_text(text, encoding="utf-8")
     return directory / NAME

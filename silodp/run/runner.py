@@ -14,8 +14,8 @@ from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.data.preprocess import FITTED
 from silodp.errors import ConfigError
-from silodp.front.advice import warn_of_run
 from silodp.models import Model
+from silodp.plan.advice import warn_of_run
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate
 from silodp.plan.checks import outside_words
 from silodp.plan.claim import claim_of

@@ -21,9 +21,9 @@ import numpy as np
 from silodp.config import Config
 from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError
-from silodp.front.advice import warn_of_run
 from silodp.models import Model
 from silodp.parse import parse_config
+from silodp.plan.advice import warn_of_run
 from silodp.plan.certificate import SIMULATED
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.privacy.kinds import Spent

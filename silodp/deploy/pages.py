@@ -16,6 +16,7 @@ from silodp.deploy.spending import read
 from silodp.errors import ConfigError
 from silodp.plan.certificate import Context, certificate
 from silodp.plan.checks import outside_words
+from silodp.report import files
 from silodp.report.files import day_and_time, hashes_of, read_json, title_of
 from silodp.report.story import Story
 
@@ -25,6 +26,12 @@ NOT_COVERED = (
     "hyper-parameters chosen by looking at results on these records",
 )
 HASHED = ("model.safetensors", "plan.json", "certificates.json")
+
+
+def story_of(directory: Path) -> Story:
+    """Of a real federation's run, or of what lies there of one machine."""
+    found = (directory / "certificates.json").is_file()
+    return story_of_federation(directory) if found else files.story_of(directory)
 
 
 def story_of_federation(directory: Path) -> Story:
