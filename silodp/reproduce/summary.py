@@ -103,7 +103,8 @@ def paper_summary(paper: str, sections: Sequence[Section]) -> str:
     """Claim, verdict, one figure."""
     title, says, beside = PAPERS.get(paper, (paper, "", ""))
     own = distinct(sections)
-    shown = max(own, key=lambda section: len(section[1]))[0].name
+    # One with published values if there is one, and few panels: it is read at a glance.
+    shown = min(own, key=lambda section: (not section[0].published, len(section[0].panels)))[0].name
     parts = [f"## {title}", f"**Claim.** {says}" if says else "", values_told(own), claims_told(own), beside]
     parts += [f"Tables and settings: [{paper}](reproduction/{paper}.md).", f"![{shown}](reproduction/{shown}.png)"]
     return "\n\n".join(part for part in parts if part)
