@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -119,3 +121,13 @@ def test_settings_that_cross_cost_more_than_either():
     few = [Spent(Releases("value", 4, Full()), 3.0)]
     each = [selection_epsilon(spent, 1e-4, Trials(3.0)) for spent in (many, few)]
     assert mixed_selection_epsilon([many, few], 1e-4, Trials(3.0)) >= max(each)
+
+
+@pytest.mark.parametrize("multipliers", [(2.0, 9.0), (9.0, 2.0)])
+def test_a_selections_price_is_that_of_the_records_that_pay_more(multipliers):
+    """Trained on or held out: the dearer part counts."""
+    parts = [[Spent(Releases("value", 1, Full()), multiplier)] for multiplier in multipliers]
+    config = SimpleNamespace(privacy=SimpleNamespace(delta=1e-5))
+    plan: Any = SimpleNamespace(spent=lambda silo: [], apart=lambda spent: parts, config=config)
+    dear = [Spent(Releases("value", 1, Full()), 2.0)]
+    assert price_of([plan], 0, Trials(3.0)) == pytest.approx(selection_epsilon(dear, 1e-5, Trials(3.0)))

@@ -1053,7 +1053,7 @@ MUTANTS = [
         "price-of-one-part", "silodp/run/selection.py",
         "return max(mixed_selection_epsilon(", "return min(mixed_selection_epsilon(",
         "a selection's price is that of the records that pay less",
-        "tests/test_selection.py::test_a_selection_on_held_out_records_ends_with_a_model_a_certificate_and_its_price",
+        "tests/test_selection.py::test_a_selections_price_is_that_of_the_records_that_pay_more",
     ),
     Mutant(
         "stage-ended-unasked", "silodp/deploy/silo.py",
