@@ -239,8 +239,12 @@ def test_a_shuffler_that_keeps_the_order_is_caught(monkeypatch):
     def submit(self, token, name, sealed):
         arrivals.setdefault(name, []).append(sealed)
 
+    def release(self, token, name):
+        self._batches[name].released = True
+        return arrivals.pop(name)
+
     monkeypatch.setattr(Shuffler, "submit", submit)
-    monkeypatch.setattr(Shuffler, "release", lambda self, token, name: arrivals.pop(name))
+    monkeypatch.setattr(Shuffler, "release", release)
     row = audited("dp-gd", "shuffled")
     assert row.verdict == EXCEEDED
     assert row.measured_eps0 == pytest.approx(row.claim_eps0, rel=0.02)

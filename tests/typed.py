@@ -8,7 +8,6 @@ CHECKED = [
     *("silodp.privacy", "silodp.channels.channel", "silodp.channels.trusted", "silodp.channels.untrusted"),
     *("silodp.channels.compressed", "silodp.estimators", "silodp.server", "silodp.algorithms", "silodp.stages"),
     *(f"silodp.gradients.{name}" for name in ("blocks", "difference", "factors", "general", "structured")),
-    "silodp.run.measure",
 ]
 checker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a number where a float is asked for
 install_import_hook(CHECKED, "tests.typed.checker")
