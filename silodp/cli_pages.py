@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from silodp.cli_fit import told
@@ -92,9 +93,9 @@ def compare(
         if out is not None and out.exists():
             raise ConfigError(f"--out {out}: exists; give another path")
         stories = read_all(directories, story_of)
-        table = Table("", *stories)
+        table = Table("", *map(escape, stories))
         for row in compared(stories):
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         console.print(table)
         if out is not None or web:
             page = out or folders.free_path(Path("compare.html"))

@@ -1,6 +1,10 @@
 """The two kinds of refusal: a user's mistake, and what a party does not accept from another."""
 
+import re
 from collections.abc import Iterable
+
+# Characters that are not seen and do something: end a line, move a cursor, turn the order of letters, break a file.
+UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 class ConfigError(ValueError):
@@ -56,3 +60,14 @@ class SilodpWarning(UserWarning):
 def one_line(error: object) -> str:
     """An error as a terminal may show it: one line, and no character of a file's that could do anything there."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(error).split()))
+
+
+def plainly(text: str) -> str:
+    """A name as a page may show it: what it looks like is all that it does.
+
+    Example:
+        >>> from silodp.errors import plainly
+        >>> plainly("north\\nSilo south: private")
+        'north\ufffdSilo south: private'
+    """
+    return UNSEEN.sub("\ufffd", text)

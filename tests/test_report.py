@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from silodp.report.chart import Chart, Line, drawn
 from silodp.report.found import share_error
 from silodp.report.html import Html, page, table, tag
 from silodp.report.story import Story, told
+from silodp.report.swept import swept_page
 from silodp.report.words import chance_of_more, detection, in_odds, percent_up, suspicion
 from silodp.reproduce import load_experiment
 from silodp.reproduce.driver import load_results, save_report
@@ -80,8 +82,8 @@ def test_the_chance_of_more_is_not_understated(mu):
         delta = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
         silo = {"epsilon": epsilon, "delta": delta, "gdp_mu": mu, "curve": []}
         exact = norm.cdf(mu / 2 - epsilon / mu)
-        assert exact <= chance_of_more(silo)
-        assert chance_of_more(silo) > delta  # the promise's own delta would say too little
+        assert exact <= chance_of_more(silo, epsilon)
+        assert chance_of_more(silo, epsilon) > delta  # the promise's own delta would say too little
 
 
 def test_a_tests_power_is_that_of_the_curve_with_or_without_mu(private):
@@ -178,6 +180,39 @@ def test_what_a_silo_is_called_cannot_leave_its_cell(private):
     )
 
 
+@pytest.mark.parametrize("name", ["a\nSilo b: (0, 0)-DP", "a\x1b[2J", "a\x00", "a\u202eb", "a\ud800"])
+def test_a_name_that_does_more_than_it_shows_is_refused_and_never_on_a_page(name):
+    records = np.zeros((3, 2)), np.zeros(3)
+    with pytest.raises(ValueError, match="a control character or a line break in its name; rename it") as refused:
+        SiloData(name, *records)
+    assert name not in str(refused.value)
+    text = page(name, table(name, (name,), [(name,)]))
+    assert problems(text) == [] and not set(name) - set("a\nSilo b: (0, 0)-DP[2J") & set(text)
+    text.encode()
+    SiloData("Krankenhaus Süd\xa0\u200c<b>", *records)  # seen as they are: escaped where it matters
+
+
+def test_records_are_counted_alike_all_over_the_page(private):
+    """Those that were held out too, and nobody is told that a simulation's figures may be shown."""
+    text = Reader((private / "report.html").read_text(encoding="utf-8")).text
+    silos = json.loads((private / "certificate.json").read_text())["silos"]
+    held, records = (sum(silo[part] for silo in silos) for part in ("held_out", "records"))
+    assert f"records: {records}" in text and f"{records - held} and {held} held out" in text
+    assert f"{silos[0]['records']}, {silos[0]['held_out']} of them held out" in text
+    assert "may be shown to anybody" not in text and "show the numbers only to who may see the records" in text
+    real = files.story_of(private)
+    assert real.certificate is not None
+    real = dataclasses.replace(real, certificate={**real.certificate, "stamp": None})
+    assert "may be shown to anybody" in told(real) and "run the same plan themselves" not in told(real)
+
+
+def test_epsilon_and_delta_alone_say_what_is_beyond_them():
+    silo = {"epsilon": 1.0, "delta": 1e-5, "gdp_mu": None, "curve": []}
+    bound = 1e-5 / -math.expm1(-1)
+    assert chance_of_more(silo, 1.0) == 1.0 and chance_of_more(silo, 2.0) == pytest.approx(bound)
+    assert "tells more than 7 % is at most 1.6e-05." in in_odds(silo)
+
+
 def test_a_run_without_privacy_says_so_first(open_):
     text = (open_ / "report.html").read_text(encoding="utf-8")
     assert problems(text) == []
@@ -221,6 +256,24 @@ def test_a_reproductions_page(tmp_path):
     assert experiment.title in Reader(text).text and "data:image/png;base64," in text
 
 
+def test_a_sweeps_page():
+    final = {"round": 2.0, "objective": 0.4, "test_accuracy": 0.8}
+    keys = ({"algorithm.clip": 1.0, "run.seed": seed} for seed in (0, 1))
+    settings = [{"values": values, "epsilon": 1.0, "final": final} for values in keys]
+    other = {
+        "values": {"algorithm.clip": NASTY, "run.seed": 0},
+        "epsilon": None,
+        "final": final | {"objective": math.nan},
+    }
+    settings[1] = settings[1] | {"final": final | {"test_accuracy": 0.6}}
+    tree = {"selected_by": "test_accuracy", "best": settings[0]["values"], "settings": [*settings, other]}
+    text = swept_page(tree | {"baselines": {"test_accuracy": {"majority class": 0.55}}, "versions": {"silodp": "0"}})
+    assert problems(text) == [] and "Best by test accuracy (share): algorithm.clip = 1.0" in text
+    read = Reader(text).text
+    assert "1+2: 0.7; 3: 0.8; majority class: 0.55." in read and "diverged" in read and NASTY in read
+    assert "The whole table, and the choice, are covered by none." in read
+
+
 # --- commands ----------------------------------------------------------------------------------------
 
 
@@ -250,3 +303,21 @@ def test_compare_puts_runs_side_by_side(private, open_, tmp_path):
     assert problems(text) == [] and len(Reader(text).named("svg")) == 4
     assert silodp_("compare", private).exit_code == 2
     assert silodp_("compare", private, open_, "--out", out).exit_code == 2  # exists
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("summary.json", "{}", "KeyError('algorithm')"),
+        ("summary.json", "[]", "the run or model is damaged"),
+        ("history.jsonl", "{}\nx\n", "history.jsonl: not valid JSON"),
+        ("bundle.json", "{}", "KeyError('certificate')"),
+    ],
+)
+def test_a_damaged_directory_is_one_clear_line(private, tmp_path, file, text, words):
+    broken = shutil.copytree(private, tmp_path / "[red]")
+    (broken / file).write_text(text)
+    (broken / "report.html").unlink()
+    for command in (("compare", broken, private), ("show", broken, "--web")):
+        done = silodp_(*command)
+        assert done.exit_code == 2 and words in done.output and "damaged" in done.output, done.output

@@ -107,6 +107,12 @@ def test_the_best_is_chosen_and_said_to_be_not_private(data, tmp_path):
     with pytest.raises(ConfigError, match="every setting diverged"):
         save_sweep(swept({}), outcomes, "made", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+    outcomes[0].history[-1]["objective"] = 0.5
+    saved = save_sweep(swept({}), outcomes, "made", tmp_path / "kept").path
+    page = (saved / "report.html").read_text(encoding="utf-8")
+    assert (
+        "covered by none" in page and "Best by objective (mean loss of a record): algorithm.step_size = 0.0001" in page
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def report(
 
 def figures(held_out: Mapping[str, Any], *, private: bool) -> list[str]:
     """What was released about held-out records, with standard errors."""
-    noise = "noise of their own, which the epsilon covers" if private else "no noise"
+    noise = "noise of their own, which a real run's epsilon would cover" if private else "no noise"
     names = [name for name, told in held_out.items() if isinstance(told, Mapping)]
     shown = lambda told: "  ".join(f"{name} {told[name]['value']:.3f} +- {told[name]['error']:.3f}" for name in names)
     width = max(len("all"), *(len(silo["silo"]) for silo in held_out["silos"]))

@@ -75,7 +75,7 @@ def _of_sizes(sizes: Sequence[int]) -> Iterator[str]:
     if few:
         yield (
             f"silo: {len(few)} of {len(sizes)} have fewer than {FEW_RECORDS} records "
-            f"({100 * sum(few) / sum(sizes):.2g} % of all); where silos add their own noise, each adds as much as the "
+            f"({100 * sum(few) / sum(sizes):.3g} % of all); where silos add their own noise, each adds as much as the "
             "largest: join it with another, or leave it out"
         )
 

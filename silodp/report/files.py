@@ -11,6 +11,7 @@ from typing import Any
 from silodp.errors import ConfigError
 from silodp.report.found import baseline_rows, found_in
 from silodp.report.story import Pairs, Story, told
+from silodp.report.swept import swept_page
 
 NAME = "report.html"
 HASHED = ("model.safetensors", "certificate.json", "config.toml", "history.jsonl")
@@ -19,11 +20,15 @@ ID_DIGITS = 16
 
 def story_of(directory: Path) -> Story:
     """Of a run that is complete, or of a bundle."""
-    if (directory / "bundle.json").is_file():
-        return story_of_bundle(read_json(directory / "bundle.json"))
-    if not (directory / "summary.json").is_file():
+    bundle = (directory / "bundle.json").is_file()
+    if not bundle and not (directory / "summary.json").is_file():
         raise ConfigError(f"{str(directory)!r}: neither a finished run (summary.json) nor a saved model (bundle.json)")
-    return story_of_run(directory)
+    try:
+        return story_of_bundle(read_json(directory / "bundle.json")) if bundle else story_of_run(directory)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{str(directory)!r}: what silodp writes is missing in its files ({error!r}); the run or model is damaged"
+        ) from None
 
 
 def story_of_run(directory: Path) -> Story:
@@ -32,10 +37,11 @@ def story_of_run(directory: Path) -> Story:
     history, hashes = read_history(directory), hashes_of(directory)
     tests, baselines = summary.get("test_records"), summary.get("baselines") or {}
     promised = read_json(certificate) if certificate.is_file() else None
+    held_out = (summary.get("held_out") or {"records": 0})["records"]
     return Story(
-        title=title_of(summary["algorithm"], summary["silos"]),
+        title=title_of(summary["algorithm"], summary["silos"], held_out),
         certificate=promised,
-        made=made(summary, run_id(promised, hashes)),
+        made=made(summary, held_out, run_id(promised, hashes)),
         versions=summary["versions"],
         hashes=hashes,
         found=[*found_in(summary["final"], tests), *baseline_rows(baselines, tests)],
@@ -46,14 +52,14 @@ def story_of_run(directory: Path) -> Story:
     )
 
 
-def made(summary: Mapping[str, Any], run: str) -> Pairs:
-    final = summary["final"]
+def made(summary: Mapping[str, Any], held_out: int, run: str) -> Pairs:
+    final, besides = summary["final"], f" and {held_out:,} held out" if held_out else ""
     return [
         ("date (UTC)", day_and_time(summary.get("finished"))),
         ("run", run),
         ("algorithm", summary["algorithm"]),
         ("trust model", summary["trust"]),
-        ("records", f"{sum(silo['records'] for silo in summary['silos']):,}"),
+        ("records", f"{sum(silo['records'] for silo in summary['silos']):,}{besides}"),
         ("parameters of the model", f"{summary['parameters']:,}"),
         ("rounds", f"{final['round']:.0f}"),
         ("sent to the server", f"{final['bits_up'] / 8e6:.3g} MB"),
@@ -88,9 +94,10 @@ def day_and_time(stamp: str | None) -> str | None:
     return None if stamp is None else stamp.replace("T", " ").removesuffix("+00:00").removesuffix("Z")
 
 
-def title_of(what: str, silos: Iterable[Mapping[str, Any]]) -> str:
+def title_of(what: str, silos: Iterable[Mapping[str, Any]], besides: int = 0) -> str:
+    """`besides`: records that the silos' numbers leave out."""
     sizes = [silo["records"] for silo in silos]
-    held = f", silos: {len(sizes)}, records: {sum(sizes):,}" if sizes else ""
+    held = f", silos: {len(sizes)}, records: {sum(sizes) + besides:,}" if sizes else ""
     return f"Privacy report: {what}{held}"
 
 
@@ -109,18 +116,23 @@ def hashes_of(directory: Path, names: Iterable[str] = HASHED) -> Pairs:
 def read_history(directory: Path) -> list[dict[str, float]]:
     file = directory / "history.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return [json.loads(line) for line in lines]
+    return [as_json(line, file) for line in lines]
 
 
 def read_json(file: Path) -> dict[str, Any]:
+    return as_json(file.read_bytes(), file)
+
+
+def as_json(text: str | bytes, file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(text)
     except ValueError:
         raise ConfigError(f"{file}: not valid JSON; the run or model is damaged") from None
 
 
 def write_report(directory: Path, read: Callable[[Path], Story] = story_of) -> Path:
     """report.html of what lies in the directory."""
-    text = told(read(directory))
+    swept = (directory / "sweep.json").is_file() and not (directory / "summary.json").is_file()
+    text = swept_page(read_json(directory / "sweep.json")) if swept else told(read(directory))
     (directory / NAME).write_text(text, encoding="utf-8")
     return directory / NAME

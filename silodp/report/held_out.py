@@ -20,12 +20,16 @@ NAMES = {
 DRAWN = ("accuracy", "r2")  # one figure, of the first that is there
 
 
-def held_out_section(told: Mapping[str, Any], *, private: bool) -> Html:
-    covered = (
-        "Each number has noise of its own, and the epsilon covers it: this section may be shown to anybody."
-        if private
-        else "No noise was added, and no epsilon covers these numbers."
-    )
+OPEN = "No noise was added, and no epsilon covers these numbers."
+SEEDED = (
+    "Each number has noise of its own. In a real run the epsilon would cover it. The noise of this simulation comes "
+    "from a seed: show the numbers only to who may see the records."
+)
+COVERED = "Each number has noise of its own, and the epsilon covers it: this section may be shown to anybody."
+
+
+def held_out_section(told: Mapping[str, Any], certificate: Mapping[str, Any] | None) -> Html:
+    covered = OPEN if certificate is None else SEEDED if certificate["stamp"] else COVERED
     metrics = [name for name in NAMES if name in told]
     heads = ("silo", "records held out", *(NAMES[name] for name in metrics))
     rows = [row("all", told, metrics), *(row(silo["silo"], silo, metrics) for silo in told["silos"])]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from silodp.errors import plainly
+
 STYLE = """
 :root { color-scheme: light; --ink: #1b1b1f; --soft: #55555f; --line: #c9c9d2; --paper: #fff; --wash: #f4f4f8; }
 * { box-sizing: border-box; }
@@ -44,7 +46,7 @@ class Html(str):
 def tag(name: str, *children: Any, **attributes: Any) -> Html:
     """An element; `class_` is the attribute class, `font_size` is font-size; an attribute that is None is left out."""
     told = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -52,8 +54,12 @@ def tag(name: str, *children: Any, **attributes: Any) -> Html:
     return Html(f"<{name}{told}>{inside}</{name}>")
 
 
+def escaped(text: Any) -> str:
+    return escape(plainly(str(text).replace("\n", " ")))
+
+
 def joined(children: Iterable[Any]) -> Html:
-    return Html("".join(child if isinstance(child, Html) else escape(str(child)) for child in children))
+    return Html("".join(child if isinstance(child, Html) else escaped(child) for child in children))
 
 
 def items(lines: Iterable[Any]) -> Html:

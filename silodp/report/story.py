@@ -31,6 +31,7 @@ ON_RECORDS = (
     "Numbers in this section that are not said to be private were computed on the records themselves. No epsilon "
     "covers them: leave them out before the page goes to somebody who may not see the records."
 )
+WOULD = "If the silos run the same plan themselves, this holds:"
 UNSIGNED = "Nobody has signed this page. The hashes tell mixed-up and damaged files, not forgers."
 
 
@@ -61,7 +62,7 @@ def told(story: Story) -> str:
 
 def how_good(story: Story) -> Iterator[Html]:
     if story.held_out is not None:
-        yield held_out_section(story.held_out, private=story.certificate is not None)
+        yield held_out_section(story.held_out, story.certificate)
 
 
 def signed(story: Story) -> Iterator[Html]:
@@ -100,6 +101,7 @@ def plain_words(certificate: Mapping[str, Any], silo: Mapping[str, Any]) -> Html
     rows = [(f"{100 * b:g} %", percent_up(suspicion(epsilon, b))) for b in BEFORE]
     return section(
         "In plain words",
+        *([tag("p", WOULD)] if certificate["stamp"] else []),
         tag("p", in_odds(silo), class_="lead"),
         tag(
             "p", f"This is what epsilon {rounded_up(epsilon)} and delta {rounded_up(delta)} mean. They hold for every "
@@ -129,7 +131,7 @@ def each_silo(silos: Sequence[Mapping[str, Any]]) -> Html:
     )  # fmt: skip
     rows = [
         (
-            silo["silo"], f"{silo['records']:,}", rounded_up(silo["epsilon"]), rounded_up(silo["delta"]),
+            silo["silo"], held(silo), rounded_up(silo["epsilon"]), rounded_up(silo["delta"]),
             *([over_runs(silo["spent"])] if spent else []),
             *(rounded_up(group["epsilon"]) for group in silo["several_records_of_one_person"]),
         )
@@ -137,6 +139,10 @@ def each_silo(silos: Sequence[Mapping[str, Any]]) -> Html:
     ]  # fmt: skip
     promises = table("Promise of each silo", heads, rows, range(1, len(heads)))
     return section("Each silo", promises, *releases(silos), *colluding(silos))
+
+
+def held(silo: Mapping[str, Any]) -> str:
+    return f"{silo['records']:,}" + (f", {silo['held_out']:,} of them held out" if silo.get("held_out") else "")
 
 
 def over_runs(spent: Mapping[str, Any]) -> str:
@@ -224,7 +230,8 @@ def not_covered(certificate: Mapping[str, Any] | None) -> Iterator[Html]:
     if certificate is not None:
         yield section("What is NOT covered", items(certificate["outside_the_guarantee"]))
         if certificate["public_preprocessing"]:
-            yield section("What was taken as public", items(certificate["public_preprocessing"]))
+            lines = [line.removeprefix("public: ") for line in certificate["public_preprocessing"]]
+            yield section("What was decided without the records, or taken as public", items(lines))
 
 
 def how_it_was_made(story: Story) -> Html:

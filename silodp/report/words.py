@@ -39,13 +39,12 @@ def percent_up(share: float) -> str:
     return f"{rounded_up(number, 3 if number >= 10 else 2)} %"
 
 
-def chance_of_more(silo: Mapping[str, Any]) -> float:
-    """A bound on the chance that what is released moves a suspicion by more than epsilon says.
+def chance_of_more(silo: Mapping[str, Any], epsilon: float) -> float:
+    """A bound on the chance that what is released moves a suspicion by more than this epsilon says.
 
     With L the loss of the release: P(L > e) - exp(e') P'(L > e) <= delta(e') and P'(L > e) <= exp(-e) P(L > e) give
     P(L > e) <= delta(e') / (1 - exp(e' - e)) for every e' < e. The least of these counts.
     """
-    epsilon = silo["epsilon"]
     points = [(e, d) for e, d in delta_curve(silo) if e < epsilon]
     return min((d / -math.expm1(e - epsilon) for e, d in points), default=1.0)
 
@@ -80,9 +79,12 @@ def worst(certificate: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def in_odds(silo: Mapping[str, Any]) -> str:
-    after = percent_up(suspicion(silo["epsilon"]))
+    epsilon, after = silo["epsilon"], percent_up(suspicion(silo["epsilon"]))
+    chance, more = chance_of_more(silo, epsilon), "this"
+    if chance >= 1:  # epsilon and delta alone say nothing of a little more than epsilon, but of twice as much
+        chance, more = chance_of_more(silo, 2 * epsilon), percent_up(suspicion(2 * epsilon))
     return (
         f"Somebody who is 1 % sure of something about one record is at most {after} sure of it after seeing everything "
-        f"that was released. The chance that a release tells more than this is at most "
-        f"{rounded_up(min(1.0, chance_of_more(silo)), 2)}."
+        f"that was released. The chance that a release tells more than {more} is at most "
+        f"{rounded_up(min(1.0, chance), 2)}."
     )

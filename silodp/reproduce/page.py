@@ -36,9 +36,9 @@ def block_of(block: str) -> Html:
 
 def marked(text: str) -> Html:
     """Bold words and escaped stars, the only marks that a reproduction's text has."""
-    parts = re.split(r"\*\*(.+?)\*\*", text.replace("\\*", "\0"))
+    parts = re.split(r"\*\*(.+?)\*\*", text.replace("\\*", "\ue000"))
     whole = [tag("strong", part) if i % 2 else part for i, part in enumerate(parts)]
-    return Html(joined(whole).replace("\0", "*"))
+    return Html(joined(whole).replace("\ue000", "*"))
 
 
 def picture(experiment: Experiment, figure: Path) -> Html:

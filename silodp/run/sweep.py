@@ -28,6 +28,8 @@ from silodp.plan.certificate import SIMULATED
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account
+from silodp.report.files import write_report
+from silodp.run.baselines import baselines
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.evaluation import evaluated
 from silodp.run.group import Group, Ran
@@ -280,7 +282,7 @@ def best_of(outcomes: Sequence[Outcome], column: str) -> int:
 
 def save_sweep(config: Config, outcomes: Sequence[Outcome], data: str, out: Path | str | None) -> RunDirectory:
     """One directory for the whole sweep: a table of results and every history."""
-    chosen = best_of(outcomes, config.sweep.select)
+    chosen, first = best_of(outcomes, config.sweep.select), outcomes[0].prepared
     directory = RunDirectory.create(out, config, f"sweep-{config.algorithm.name}-{data}")
     results = {
         "stamp": SIMULATED,
@@ -288,11 +290,13 @@ def save_sweep(config: Config, outcomes: Sequence[Outcome], data: str, out: Path
         "selection": "not private: selected on private data",
         "best": outcomes[chosen].values,
         "settings": [{"values": o.values, "epsilon": o.epsilon, "final": o.history[-1]} for o in outcomes],
+        "baselines": baselines(first.data, first.ground.objective.model.metric, without_privacy=True),
         "versions": versions(),
     }
     directory.write_json("sweep.json", results)
     lines = [json.dumps({"values": o.values, "history": o.history}) + "\n" for o in outcomes]
     directory.write_text("histories.jsonl", "".join(lines))
+    write_report(directory.path)
     return directory
 
 

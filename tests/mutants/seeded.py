@@ -1108,8 +1108,20 @@ MUTANTS = [
         "tests/test_report.py::test_the_chance_of_more_is_not_understated",
     ),
     Mutant(
+        "seeded-figures-for-anybody", "silodp/report/held_out.py",
+        'SEEDED if certificate["stamp"] else COVERED', "COVERED",
+        "a report says that figures under a simulation's noise may be shown to anybody",
+        "tests/test_report.py::test_records_are_counted_alike_all_over_the_page",
+    ),
+    Mutant(
+        "names-write-lines", "silodp/data/types.py",
+        "if plainly(self.name) != self.name:", "if False:",
+        "a silo's name writes lines of the certificate",
+        "tests/test_report.py::test_a_name_that_does_more_than_it_shows_is_refused_and_never_on_a_page",
+    ),
+    Mutant(
         "report-unescaped", "silodp/report/html.py",
-        "child if isinstance(child, Html) else escape(str(child))", "str(child)",
+        "child if isinstance(child, Html) else escaped(child)", "str(child)",
         "a silo's name becomes a script of the page",
         "tests/test_report.py::test_what_a_silo_is_called_cannot_leave_its_cell",
     ),
