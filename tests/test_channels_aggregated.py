@@ -469,6 +469,22 @@ def test_what_a_server_swaps_on_the_way_is_refused(change, words):
         fresh.answers([0])
 
 
+def test_shares_are_taken_of_all_or_of_none():
+    """Else a silo whose keys came with a forged list could be named in a sum that it does not take part in."""
+    parties = Parties()
+    made = {i: plain(parties.ends[i].step(header("prepare"))) for i in range(5)}
+    lists = lambda silos: {
+        "publics": {str(i): made[i]["public"] for i in silos},
+        "sealed": {str(i): made[i]["sealed"]["0"] for i in silos if i},
+    }
+    forged = lists(range(5))
+    forged["sealed"]["4"] = forged["sealed"]["1"]
+    with pytest.raises(Refused, match="those of silo 4 are forged"):
+        parties.ends[0].step(header("shares", **forged))
+    parties.ends[0].step(header("shares", **lists((0, 1, 2, 4))))
+    assert set(parties.ends[0].question._shares) == {0, 1, 2, 4}
+
+
 def test_a_forged_share_at_the_opening_shows():
     parties = Parties()
     answers = parties.answers(parties.prepare())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from silodp.config import Config
+from silodp.deploy.approval import screen
 from silodp.deploy.certify import verified
 from silodp.deploy.desk import question_of
 from silodp.deploy.document import Document
@@ -25,6 +26,13 @@ DPGD = {"name": "dp-gd", "rounds": 2, "step_size": 0.3, "clip": 1.0, "clip_diffe
 
 def summed(**privacy: int) -> Config:
     return config_of(privacy={"trust": "aggregated"} | privacy, algorithm=DPGD)
+
+
+def test_the_screen_says_what_is_left_if_others_collude(sites):
+    """A plan may be calibrated against nobody: an operator sees that before approving it."""
+    told = screen(sites.folders["south"], sites.document(summed(colluding=0)))
+    assert "if 0 of 4 silos collude: epsilon 1\n" in told and "if all others collude: epsilon 2." in told
+    assert "for every record of this site" in told and len(told.splitlines()) < 24
 
 
 class Stopped(Exception):

@@ -16,6 +16,7 @@ from scipy.stats import norm
 import silodp
 from silodp.channels.grids import hidden_by, shares_for
 from silodp.facts import Facts
+from silodp.plan.certificate import silo_statement
 from silodp.plan.make import make_plan
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Full, Poisson, Releases, Spent
@@ -213,6 +214,15 @@ def test_the_certificates_three_levels(sizes):
         expected = gaussian.epsilon_of(1e-5, math.sqrt(20) / alone)
         assert all_others == pytest.approx(expected, rel=1e-4)
     assert max(plan.epsilon(i) for i in range(6)) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("unit", [5, "user"])
+def test_the_levels_are_of_as_many_records_as_the_promise(unit):
+    plan = planned("aggregated", BALANCED, unit=unit)
+    told = silo_statement(plan, 0, plan.spent(0))
+    nobody, half, all_others = told["collusion"].values()
+    assert half == pytest.approx(told["epsilon"], rel=1e-4) and nobody < half < all_others
+    assert half > 5 * told["record_epsilon"]
 
 
 @pytest.mark.parametrize("weights", ["equal", "size"])

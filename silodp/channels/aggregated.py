@@ -29,6 +29,7 @@ from silodp.channels.channel import (
     Asked,
     Channel,
     Form,
+    Levels,
     Multipliers,
     Packed,
     ServerEnd,
@@ -84,8 +85,8 @@ class Aggregated(Channel):
         "the silos' public keys are theirs: signed where there is a roster, else fingerprints are compared",
     )
     if_others_collude: ClassVar[str] = (
-        "calibrated against the server and as many colluding silos as are said below; if all other silos collude, the "
-        "silo's own share of the noise is left"
+        "calibrated against the server and as many colluding silos as are said below; a silo that only reads what the "
+        "server tells is one of them, as it knows its own share; if all others collude, this silo's own share is left"
     )
     noise: ClassVar[str] = (
         "discrete Gaussians on a public grid, a share from each silo, exactly drawn from the operating system's "
@@ -207,7 +208,7 @@ class Aggregated(Channel):
         except ValueError as error:
             raise ConfigError(f"algorithm.{error}") from None
 
-    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float) -> dict[str, float] | None:
+    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float, records: int = 1) -> Levels:
         """On three levels. A channel without the noise of a plan knows no shares."""
         if not self.multipliers:
             return None
@@ -221,9 +222,8 @@ class Aggregated(Channel):
 
         def epsilon(honest: int) -> float:
             hidden = lambda line: self.hidden(line, np.asarray(self.multipliers[line], np.float64), declared, honest)
-            return accountant.epsilon(
-                [replace(s, multiplier=float(hidden(s.releases.stream)[silo])) for s in own], delta
-            )
+            left = [replace(s, multiplier=float(hidden(s.releases.stream)[silo])) for s in own]
+            return accountant.group_epsilon(left, delta, records)
 
         return {name: epsilon(honest) for name, honest in levels.items()}
 

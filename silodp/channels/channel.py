@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from silodp.channels.sealed import Terms
 
 Multipliers = Float[np.ndarray, " silos"]
+Levels = dict[str, float] | None  # epsilon, by who works for the server; None: nothing changes
 Kept = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]  # a step's answers, asked for or known already
 # Around a question: what is said to each silo, and the answers of those that are there.
 Talk = Callable[[Mapping[int, dict[str, Any]]], dict[int, dict[str, Any]]]
@@ -200,8 +201,11 @@ class Channel(eqx.Module):
         """omega: the variance that compression adds to a message, relative to its square."""
         return 0.0
 
-    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float) -> dict[str, float] | None:
-        """The epsilon that is left to a silo's records when others work for the server, by who does."""
+    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float, records: int = 1) -> Levels:
+        """The epsilon that is left to a silo's records when others work for the server, by who does.
+
+        `records`: so many of them are protected together.
+        """
         return None
 
     def ready(self, declared: Declared, multipliers: Mapping[str, Array], delta: float) -> Channel:

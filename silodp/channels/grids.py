@@ -115,8 +115,9 @@ def planned_grid(name: str, nominal: np.ndarray, declared: Declared, size: int) 
     longest = np.array([stream.batch.longest_over_clip() for stream in declared.each(name)])
     # Sums, products and roots that every processor rounds alike: silos must come to the same grid.
     reach = float(longest.max()) + TAIL * math.sqrt(math.fsum(shares**2))
-    steps = 2 * reach / (CLOSE * step) + declared.facts.silos + 2
-    if 2 * longest.max() / step > MOST_STEPS or 2 * shares.max() / step > MOST_SHARE or steps > 2.0**62:
+    finest = CLOSE * step / 2
+    steps = reach / finest + declared.facts.silos + 2
+    if longest.max() / finest > MOST_STEPS or shares.max() / finest > MOST_SHARE or steps > 2.0**62:
         raise ConfigError(
             f"privacy.trust = 'aggregated': sums of stream {name!r} would need {math.log2(steps) + 1:.0f} bits: "
             f"records of silos count too differently, or {size} numbers are too many; set "

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from silodp.channels.channel import Channel, Multipliers, Packed, ServerEnd, SiloEnd, per_record
+from silodp.channels.channel import Channel, Levels, Multipliers, Packed, ServerEnd, SiloEnd, per_record
 from silodp.channels.shuffled import Shuffled, check_alike, known_dimension, largest
 from silodp.channels.summing import MaskedEnd
 from silodp.core import Silo
@@ -223,7 +223,7 @@ class Summed(Channel):
     def _shift(self, declared: Declared, name: str) -> float:
         return sensitivity(self.grid, known_dimension(declared, name))
 
-    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float) -> dict[str, float] | None:
+    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float, records: int = 1) -> Levels:
         """What is left when only this silo's own coins are secret.
 
         The same holds if the masks between silos are broken: the server then reads the silo's part of each sum.
@@ -244,7 +244,7 @@ class Summed(Channel):
             noise = dominating_gaussian(2 * int(coins / 2), shift, TAILS[words])
             lost += spent.releases.count * known_dimension(declared, name) * noise.lost
             left.append(replace(spent, multiplier=noise.std / shift))
-        epsilon = accountant.epsilon(left, delta - lost) if delta > lost else math.inf
+        epsilon = accountant.group_epsilon(left, delta - lost, records) if delta > lost else math.inf
         return {"other_silos_collude": epsilon, "masks_are_broken": epsilon}
 
     def ready(self, declared: Declared, multipliers: Mapping[str, Array], delta: float) -> Channel:

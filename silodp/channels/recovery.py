@@ -151,11 +151,12 @@ class Question:
             )
         if len(publics) < self.threshold:
             raise Refused(f"shares of {self.label}: {len(publics)} silos take part, {self.threshold} are needed")
-        others = [i for i in publics if i != self.index]
-        for i in others:
+        shares = {}
+        for i in publics.keys() - {self.index}:
             pair_secret(self._key, self.index, i, publics[i].key, ONCE)  # refuses what is no key
             opened = self._unbox(i, publics[i], sealed.get(i, b""))
-            self._shares[i] = opened[:SHARE], opened[SHARE:]
+            shares[i] = opened[:SHARE], opened[SHARE:]
+        self._shares |= shares  # all or none: nobody but who takes part is opened
         self._publics = dict(publics)
         listed = [f"{i}:{public.whole.hex()}" for i, public in sorted(publics.items())]
         return self._confirms(TAKERS, ",".join(listed))

@@ -26,6 +26,7 @@ from silodp.channels.channel import (
     Asked,
     Channel,
     Form,
+    Levels,
     Multipliers,
     Packed,
     ServerEnd,
@@ -163,9 +164,9 @@ class Shuffled(Channel):
             return super().std_of_average(name, nominal, declared)
         return float(self.std_over_clip(name, nominal, declared)[0])
 
-    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float) -> dict[str, float] | None:
+    def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float, records: int = 1) -> Levels:
         def changed(change: Callable[[Hiding], Hiding]) -> float:
-            return accountant.epsilon([weakened(spent, change) for spent in own], delta)
+            return accountant.group_epsilon([weakened(spent, change) for spent in own], delta, records)
 
         return {
             "other_silos_collude": changed(Hiding.without_other_silos),

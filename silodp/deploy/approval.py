@@ -13,6 +13,7 @@ from silodp.deploy.policy import is_shuffler, operators_file, read_policy
 from silodp.deploy.signing import Key, canonical, read_document, words
 from silodp.digits import rounded_up
 from silodp.errors import ConfigError
+from silodp.plan.certificate import collusion_lines, unit_of
 
 
 def load(path: Path) -> Document:
@@ -35,6 +36,7 @@ def screen(folder: Path, document: Document) -> str:
     options, facts = plan.config.algorithm, plan.facts
     others = [f"{name} ({facts.sizes[i]} records)" for i, name in enumerate(facts.names) if i != index]
     level = f"epsilon {rounded_up(plan.epsilon(index))} at delta {rounded_up(plan.config.privacy.delta)}"
+    levels = plan.if_others_collude(index, plan.spent(index), plan.config.privacy.delta, plan.together(index))
     left = max(0.0, limits.total_epsilon - after)
     lines = [
         f"Plan of run {document.run}",
@@ -47,7 +49,8 @@ def screen(folder: Path, document: Document) -> str:
         f"  if they collude  {plan.channel.if_others_collude}",
         *([] if document.shuffler is None else [f"  shuffled by  {document.shuffler.site}"]),
         "",
-        f"  this run     {level} for every record (calculated here)",
+        f"  this run     {level} for {unit_of(plan)} this site (calculated here)",
+        *(f"               if {line}" for line in collusion_lines(levels)),
         f"  before       epsilon {rounded_up(before) if before else 0} of all earlier runs",
         f"  afterwards   epsilon {rounded_up(after)} of {limits.total_epsilon:g} at delta {limits.total_delta:g}; "
         f"{left:.3g} left",

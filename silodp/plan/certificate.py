@@ -136,7 +136,7 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
         "gdp_mu": accountant.gdp(worst),
         "curve": curve_points(worst, record),
         "releases": [release_of(plan, silo, s) for s in own],
-        "collusion": plan.if_others_collude(silo, own, delta),
+        "collusion": plan.if_others_collude(silo, own, delta, plan.together(silo)),
         "several_records_of_one_person": [
             {"records": k, "epsilon": accountant.group_epsilon(of_persons(plan, own), delta, k), "delta": delta}
             for k in (2, 5)
@@ -241,6 +241,10 @@ def made_lines(made: Mapping[str, str]) -> list[str]:
     return [f"Run {made['run']}, {when} UTC; SHA-256 of the model {made['model']}, of the plan {made['plan']}."]
 
 
+def collusion_lines(levels: Mapping[str, float] | None) -> list[str]:
+    return [f"{who.replace('_', ' ')}: epsilon {rounded_up(value)}" for who, value in (levels or {}).items()]
+
+
 def silo_lines(silo: Mapping[str, Any]) -> list[str]:
     mu = "" if silo["gdp_mu"] is None else f", {rounded_up(silo['gdp_mu'])}-Gaussian-DP"
     promise = f"({rounded_up(silo['epsilon'])}, {rounded_up(silo['delta'])})-DP"
@@ -252,10 +256,7 @@ def silo_lines(silo: Mapping[str, Any]) -> list[str]:
             f"  {release['count']} x {release['stream']}: noise {release['multiplier']:.5g} x sensitivity, "
             f"{release['sampling']}{about}"
         )
-    if silo["collusion"]:
-        lines += [
-            f"  if {name.replace('_', ' ')}: epsilon {rounded_up(value)}" for name, value in silo["collusion"].items()
-        ]
+    lines += [f"  if {line}" for line in collusion_lines(silo["collusion"])]
     for group in silo["several_records_of_one_person"]:
         lines.append(f"  a person with {group['records']} records here: epsilon {rounded_up(group['epsilon'])}")
     return lines

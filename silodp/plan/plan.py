@@ -21,6 +21,7 @@ from silodp.algorithms.entry import Entry
 from silodp.algorithms.proofs import Verdict, verdict
 from silodp.algorithms.theory import Choice
 from silodp.channels import Channel
+from silodp.channels.channel import Levels
 from silodp.config import Config
 from silodp.core import Algorithm
 from silodp.errors import ConfigError
@@ -192,14 +193,18 @@ class Plan:
         A record is trained on or held out: it pays for the one or for the other.
         """
         delta = self.config.privacy.delta if delta is None else delta
-        group = group_of(self.config.privacy, self.facts.sizes[silo])
+        group = self.together(silo)
         if group > 1:
             return accountant.group_epsilon(spent, delta, group)
         return max((accountant.epsilon(own, delta) for own in self.apart(spent)), default=0.0)
 
-    def if_others_collude(self, silo: int, spent: Sequence[Spent], delta: float) -> dict[str, float] | None:
+    def together(self, silo: int) -> int:
+        """How many of a silo's records the target protects together."""
+        return group_of(self.config.privacy, self.facts.sizes[silo])
+
+    def if_others_collude(self, silo: int, spent: Sequence[Spent], delta: float, records: int = 1) -> Levels:
         """What is left to a silo's records when others work for the server, by who does; None: nothing changes."""
-        levels = [self.noised.left_if(own, silo, self.declared, delta) for own in self.apart(spent)]
+        levels = [self.noised.left_if(own, silo, self.declared, delta, records) for own in self.apart(spent)]
         told = [each for each in levels if each is not None]
         return {who: max(each[who] for each in told) for who in told[0]} if told else None
 

@@ -195,6 +195,8 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
     check_delta(delta)
     if records < 1:
         raise ValueError(f"records = {records}: must be at least 1")
+    if records == 1:
+        return epsilon(spent, delta)
     mu, (loss, lost) = nearest_gdp(spent), apart(spent)
     if mu is not None:
         most = gaussian.epsilon_of(delta / 2, records * mu)

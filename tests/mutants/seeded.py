@@ -457,6 +457,24 @@ MUTANTS = [
         "colluding silos help a server to two sums of a round",
         "tests/test_sums_accounting.py::test_promises_that_cannot_be_kept_are_refused",
     ),
+    Mutant(
+        "phantoms-are-kept", "silodp/channels/recovery.py",
+        "        shares = {}\n", "        shares = self._shares\n",
+        "a silo keeps shares of a list that it refused",
+        "tests/test_channels_aggregated.py::test_shares_are_taken_of_all_or_of_none",
+    ),
+    Mutant(
+        "levels-of-one-record", "silodp/plan/certificate.py",
+        "plan.if_others_collude(silo, own, delta, plan.together(silo))", "plan.if_others_collude(silo, own, delta)",
+        "a promise for many records states what is left to one if others collude",
+        "tests/test_sums_accounting.py::test_the_levels_are_of_as_many_records_as_the_promise",
+    ),
+    Mutant(
+        "screen-without-levels", "silodp/deploy/approval.py",
+        "for line in collusion_lines(levels)),", "for line in collusion_lines(None)),",
+        "an operator approves a plan that is calibrated against nobody and does not see it",
+        "tests/test_deploy_sums.py::test_the_screen_says_what_is_left_if_others_collude",
+    ),
     # --- channels: P_vec and its masks ---
     Mutant(
         "sums-without-coins", "silodp/channels/pvec.py",
