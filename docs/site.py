@@ -18,8 +18,11 @@ import silodp
 from silodp import registry
 from silodp.algorithms import find
 from silodp.config import SHARED_KEYS, AlgorithmConfig, Config
+from silodp.deploy.policy import Policy, ShufflerPolicy
+from silodp.deploy.provision import FederationFile
 
 ROOT = Path(__file__).resolve().parents[1]
+OPERATORS = {"guard.toml": Policy, "shuffler.toml": ShufflerPolicy, "fed.toml": FederationFile}
 # Files outside this folder that are pages of the site.
 OUTSIDE = {
     "README.md": "index.md",
@@ -53,7 +56,21 @@ def config_reference() -> str:
         parts.append(f"### {family}\n\n{registry.SENTENCES[family][0].upper()}{registry.SENTENCES[family][1:]}.")
         parts += [algorithm_part(name) for name in names]
     parts.append("## Who takes which key\n\n" + takers_table())
+    parts.append(
+        "## Files of a real federation\n\nThey lie with their owners and are read from their own disks. No message can "
+        "change them ([a real federation](../deployment.md))."
+    )
+    parts += [operators_part(name, model) for name, model in OPERATORS.items()]
     return "\n\n".join(parts) + "\n"
+
+
+def operators_part(name: str, model: Any, level: str = "###") -> str:
+    """A file's own keys, then those of its tables."""
+    fields = {key: field.annotation for key, field in model.model_fields.items()}
+    inner = {key: kind for key, kind in fields.items() if hasattr(kind, "model_fields")}
+    own = [key for key in fields if key not in inner]
+    tables = [operators_part(f"[{key}] of {name}", table, "####") for key, table in inner.items()]
+    return "\n\n".join([f"{level} {name}\n\n{first_line(model)}", key_table(model, own), *tables])
 
 
 def kinds(annotation: Any) -> list[Any]:
@@ -72,11 +89,10 @@ def key_table(section: Any, keys: list[str], defaults: Mapping[str, str] | None 
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         field = section.model_fields[key]
-        default = "" if field.default is None else f"`{toml(field.default)}`"
+        default = "**needed**" if field.is_required() else "" if field.default is None else f"`{toml(field.default)}`"
         default = default if defaults is None else defaults[key]
-        lines.append(
-            f"| `{key}` | {cell(type_words(field.annotation))} | {default} | {cell(field.description or '')} |"
-        )
+        name, kind, meaning = field.alias or key, type_words(field.annotation), field.description or ""
+        lines.append(f"| `{name}` | {cell(kind)} | {default} | {cell(meaning)} |")
     return "\n".join(lines)
 
 
@@ -95,7 +111,7 @@ def type_words(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, inside))
     if origin is list:
-        return f"list of {type_words(inside[0])}"
+        return "list of " + re.sub(r"(number|table)\b", r"\1s", type_words(inside[0]))
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(type_words(each) for each in inside if each is not type(None)))
     return PLAIN[origin or annotation]

@@ -53,6 +53,18 @@ def test_every_config_key_is_there_with_its_meaning(pages):
     assert "Optional" not in text and "typing" not in text
 
 
+def test_every_key_of_a_federations_files_is_there_with_its_meaning(pages):
+    text = pages["reference/config.md"].split("## Files of a real federation")[1]
+    for name, model in site.OPERATORS.items():
+        part = text.split(f"### {name}\n")[1]
+        for key, field in model.model_fields.items():
+            inner = getattr(field.annotation, "model_fields", None)
+            for own, each in (inner or {key: field}).items():
+                assert each.description and each.description in part, f"{name}: {own} has no description"
+                assert f"| `{each.alias or own}` |" in part.split(f"[{key}] of {name}")[-1 if inner else 0], own
+    assert "Undefined" not in text
+
+
 def test_every_algorithm_is_there_with_the_keys_it_takes_their_defaults_and_meanings(pages):
     text = pages["reference/config.md"]
     by_key = dict(

@@ -39,17 +39,17 @@ class Limits(Section):
     total_epsilon: float = Field(gt=0, description="largest epsilon of all runs on these records together")
     total_delta: float = Field(gt=0, lt=1e-2, description="the delta at which all runs together are counted")
     clip: float = Field(default=1e-6, gt=0, description="smallest clip norm")
-    rounds: int = Field(default=10_000, ge=1)
-    parameters: int = Field(default=2_000_000, ge=1)
-    silos: int = Field(default=100, ge=1)
+    rounds: int = Field(default=10_000, ge=1, description="most rounds of a run")
+    parameters: int = Field(default=2_000_000, ge=1, description="most parameters of a model")
+    silos: int = Field(default=100, ge=1, description="most silos of a run")
     message_bytes: int = Field(default=64 << 20, ge=1024, description="largest message that is read")
-    cpu_seconds: float = Field(default=36_000, gt=0, description="of one run")
+    cpu_seconds: float = Field(default=36_000, gt=0, description="most processor time of one run")
 
 
 class Policy(Section):
-    """The whole of guard.toml."""
+    """What a site's operator allows, and where the site's things are."""
 
-    site: str = Field(min_length=1)
+    site: str = Field(min_length=1, description="this site's name in plans and certificates")
     data: Records
     limits: Limits
     relay_uid: int | None = Field(default=None, ge=0, description="user number of the relay; none: the guard's own")
@@ -63,15 +63,17 @@ class Policy(Section):
 class ShufflerLimits(Section):
     """The most that a plan may ask of a shuffler."""
 
-    silos: int = Field(default=100, ge=2)
-    messages: int = Field(default=1_000_000, ge=2, description="of one batch")
-    message_bytes: int = Field(default=256 << 20, ge=1024, description="of one request: all parcels of a batch")
+    silos: int = Field(default=100, ge=2, description="most silos of a run")
+    messages: int = Field(default=1_000_000, ge=2, description="most messages of one batch")
+    message_bytes: int = Field(
+        default=256 << 20, ge=1024, description="largest request that is read: all parcels of a batch"
+    )
 
 
 class ShufflerPolicy(Section):
-    """The whole of shuffler.toml."""
+    """What a shuffler's operator allows, and where the shuffler's things are."""
 
-    site: str = Field(min_length=1)
+    site: str = Field(min_length=1, description="the shuffler's name in plans and certificates")
     limits: ShufflerLimits = ShufflerLimits()
     relay_uid: int | None = Field(default=None, ge=0, description="user number of the relay; none: the shuffler's own")
     socket: str = Field(default=SOCKET, description="where the guard listens; outside, if the relay is another user")

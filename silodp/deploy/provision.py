@@ -24,7 +24,7 @@ SECONDS = 120.0  # that one step of the engine may take
 
 
 class FederationFile(Section):
-    """The whole of fed.toml."""
+    """Who takes part, written by the project's admin."""
 
     host: str = Field(min_length=1, description="the server's DNS name; it stands in its certificate")
     port: int = Field(default=8002, ge=1, le=65535, description="the one port that sites connect to")

@@ -65,7 +65,7 @@ def figure(settings: Sequence[Mapping[str, Any]], column: str, baselines: Mappin
     names = tuple("+".join(map(str, group)) for group in groups)
     means = [float(np.mean(list(group.values()))) for group in groups]
     errors = [float(np.std(list(group.values()), ddof=1)) if len(group) > 1 else 0.0 for group in groups]
-    what = "mean and standard deviation over seeds" if any(errors) else "a setting, by its number in the table"
+    what = "settings by their numbers in the table" + (": mean and deviation over seeds" if any(errors) else "")
     line = Line(what, range(1, len(groups) + 1), means, errors)
     label, levels = label_of(column), list(baselines.items())
     logarithmic = column in LOGARITHMIC
