@@ -244,6 +244,7 @@ def build_compressor(name: str, given: Mapping[str, Any]) -> Compressor:
     for field in fields.values():
         if field.name not in given and field.default is dataclasses.MISSING:
             raise ValueError(f"{field.name} is missing: compressor {name!r} needs it")
+        registry.check_option(f"algorithm.{field.name}", given.get(field.name), field.type)
     for option in OPTIONS:
         if option in given and option not in fields:
             raise ValueError(f"{option} = {given[option]} has no meaning for compressor {name!r}; leave it out")

@@ -172,6 +172,19 @@ def find(kind: str, name: str) -> Any:
     return _imported(kind, name)
 
 
+PLAIN = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text"}
+
+
+def check_option(key: str, value: Any, annotation: Any) -> None:
+    """Refuse a value that is not what the field of a part is annotated with, where that is a plain type."""
+    told = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    kinds = [kind for kind in map(str.strip, told.split("|")) if kind != "None"]
+    found = type(value.item() if hasattr(value, "item") else value).__name__
+    fits = found in kinds or (found == "int" and "float" in kinds)
+    if value is not None and not fits and PLAIN.keys() >= set(kinds):
+        raise ConfigError(f"{key} = {value!r}: must be {' or '.join(PLAIN[kind] for kind in kinds)}")
+
+
 def path_of(kind: str, name: str) -> str:
     """`name` or, for a registered part, the "module:Class" under which another process finds it."""
     part = _registered[kind].get(name, name)

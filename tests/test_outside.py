@@ -120,6 +120,29 @@ def test_options_of_its_own_are_checked_by_name():
         prepare(relayed(margn=1.0), DATA)
 
 
+def test_options_of_its_own_are_checked_by_type():
+    with pytest.raises(ConfigError, match=r"algorithm\.features = 'many': must be a whole number"):
+        prepare(outside("moment:Whitened", features="many"), DATA)
+    with pytest.raises(ConfigError, match=r"algorithm\.largest = 2\.5: must be a whole number"):
+        prepare(topk(largest=2.5), DATA)
+    with pytest.raises(ConfigError, match=r"privacy\.margin = 'wide': must be a number"):
+        prepare(relayed(margin="wide"), DATA)
+    assert prepare(relayed(margin=2), DATA).plan.private, "a whole number is a number"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "right", "wrong"),
+    [(bool, True, 1), (int, np.int64(3), True), ("int | None", 3, 2.5), (float | None, 2, "2"), (str, "a", 3),
+     (Any, "a", None), ("tuple[int, ...]", [3], None)],
+)  # fmt: skip
+def test_plain_annotations_say_what_a_value_may_be(annotation, right, wrong):
+    registry.check_option("algorithm.key", right, annotation)
+    registry.check_option("algorithm.key", None, annotation)  # not given
+    if wrong is not None:
+        with pytest.raises(ConfigError, match=r"algorithm\.key = .*: must be "):
+            registry.check_option("algorithm.key", wrong, annotation)
+
+
 def test_a_trust_model_of_its_own_sets_noise_and_words(tmp_path):
     plain, wide = (prepare(relayed(margin=margin), DATA).plan for margin in (1.0, 1.5))
     assert wide.multipliers["value"][0] == pytest.approx(1.5 * plain.multipliers["value"][0])
@@ -205,6 +228,16 @@ def test_releases_that_the_account_cannot_mean_are_refused():
 @pytest.mark.parametrize("name", ["Bare", "Late"])
 def test_a_trust_model_that_sends_records_unnoised_is_refused(name):
     with pytest.raises(ConfigError, match=rf"wrong:{name}': a message of {name} depends on records that were not"):
+        prepare(relayed(trust=f"tests.outside.wrong:{name}"), DATA)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Thin", r"Thin protects 'value' with noise multiplier 0\.19\d*, and the target needs 1\.9"),
+     ("Unaccounted", "Unaccounted does not account value")],
+)  # fmt: skip
+def test_a_trust_model_that_keeps_less_than_the_target_is_refused(name, words):
+    with pytest.raises(ConfigError, match=words):
         prepare(relayed(trust=f"tests.outside.wrong:{name}"), DATA)
 
 

@@ -198,6 +198,7 @@ def option(options: AlgorithmConfig, spec: dataclasses.Field, *, clipless: bool)
         value = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
         return jnp.float32(value) if isinstance(value, float) and not spec.metadata.get("static") else value
     if spec.metadata.get("static", False):
+        registry.check_option(f"algorithm.{spec.name}", value, spec.type)
         return value
     if not isinstance(value, int | float):
         raise ConfigError(f"algorithm.{spec.name} = {value!r}: must be a number")

@@ -208,9 +208,8 @@ def compression_of(wishes: Wishes) -> dict[str, Any] | None:
         raise ConfigError("privacy.mask_amplification = true: needs algorithm.compressor = 'rand-k'")
     if options.compressor is None:
         if implied in ("plain", "shifted"):
-            raise ConfigError(
-                f"algorithm.compressor is missing: {options.name} needs one of identity, rand-k, qsgd, natural"
-            )
+            known = ", ".join(registry.names("compressor"))
+            raise ConfigError(f"algorithm.compressor is missing: {options.name} needs one of {known}")
         return None
     if implied == "none":
         raise ConfigError(f"algorithm.compressor = {options.compressor!r}: {options.name} sends uncompressed messages")

@@ -12,6 +12,7 @@ import numpy as np
 from silodp.channels import Channel
 from silodp.config import PrivacyConfig
 from silodp.core import Algorithm
+from silodp.errors import ConfigError
 from silodp.facts import Declared, Facts
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Releases, Spent
@@ -40,7 +41,15 @@ class Part:
         return Part(name, share, algorithm, Declared(facts, streams, algorithm.together), held_out)
 
     def accounted(self, channel: Channel, silo: int) -> list[Releases]:
-        return channel.accounted(self.declared, silo, self.declared.streams[silo])
+        streams = self.declared.streams[silo]
+        lines = channel.accounted(self.declared, silo, streams)
+        left_out = {channel.accounted_as(stream) for stream in streams} - {line.stream for line in lines}
+        if left_out:
+            raise ConfigError(
+                f"privacy.trust: {type(channel).__name__} does not account {', '.join(sorted(left_out))}; `accounted` "
+                "must give a line for every stream"
+            )
+        return lines
 
     def shares(self, channel: Channel, split: float | str | None) -> dict[str, float] | None:
         """Each line's part of what the stage has; None: equal parts."""
@@ -113,7 +122,22 @@ def noise_of(
     local = {stream.name for part in parts for stream in part.declared.streams[0] if stream.local}
     protected = protection(parts, channel, noise)
     needed = [with_rest(each[i], needed[i], protected[i], local, targets[i], shares) for i in silos]
-    return [joint(channel, part, needed) for part in parts]
+    noise = [joint(channel, part, needed) for part in parts]
+    refuse_less(channel, needed, protection(parts, channel, noise))
+    return noise
+
+
+def refuse_less(
+    channel: Channel, needed: Sequence[Mapping[str, float]], protected: Sequence[Mapping[str, float]]
+) -> None:
+    """A trust model may add more noise than a target asks for, never less."""
+    for own, found in zip(needed, protected, strict=True):
+        for line, multiplier in own.items():
+            if found[line] < multiplier * (1 - 1e-6):
+                raise ConfigError(
+                    f"privacy.trust: {type(channel).__name__} protects {line!r} with noise multiplier "
+                    f"{found[line]:.4g}, and the target needs {multiplier:.4g}; its `joint` must not give less"
+                )
 
 
 def joint(channel: Channel, part: Part, needed: Sequence[Mapping[str, float]]) -> Noise:

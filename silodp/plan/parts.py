@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from silodp import registry
 from silodp.algorithms import find
 from silodp.algorithms.entry import Entry
 from silodp.channels import Channel, Wishes
@@ -19,8 +20,6 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.models import Model, model_of
 from silodp.plan.calibrate import EVALUATION, TRAINING, Part
-from silodp.registry import LINEAR
-from silodp.registry import find as find_part
 from silodp.stages.held_out import held_out_size
 from silodp.stages.kinds import before, leaves_of, metrics_of
 
@@ -71,16 +70,17 @@ def check_wishes(config: Config, entry: Entry) -> None:
 def channel_of(config: Config, entry: Entry) -> Channel:
     """The channel that a config asks for, without noise."""
     trust = config.privacy.trust
-    found = find_part("channel", trust)
+    found = registry.find("channel", trust)
     if not (isinstance(found, type) and issubclass(found, Channel)):
         raise ConfigError(f"privacy.trust = {trust!r}: is no subclass of silodp.Channel")
-    fields = {f for f in found.__dataclass_fields__ if f != "multipliers"}
+    fields = {name: f for name, f in found.__dataclass_fields__.items() if name != "multipliers"}
     for key in ("colluding", "missing"):
         if getattr(config.privacy, key) is not None and key not in fields:
             raise ConfigError(f"privacy.{key} = {getattr(config.privacy, key)}: has no effect under trust {trust!r}")
     for key, value in config.privacy.own.items():
         if key not in fields:
             raise ConfigError(f"privacy.{key} = {value!r}: unknown key; {trust} takes {', '.join(sorted(fields))}")
+        registry.check_option(f"privacy.{key}", value, fields[key].type)
     try:
         return found.of(Wishes(config.algorithm, config.privacy, entry, config.privacy.own))
     except TypeError as error:
@@ -166,6 +166,6 @@ def trained_on(config: Config, facts: Facts) -> Facts:
 def trained_model(config: Config, facts: Facts) -> Model:
     """The config's model for the records that it is trained on. Whitened features hold a constant: no bias beside."""
     section = config.model
-    if config.whiten is not None and section.kind in LINEAR:
+    if config.whiten is not None and section.kind in registry.LINEAR:
         section = section.model_copy(update={"bias": False})
     return model_of(section, trained_on(config, facts))
