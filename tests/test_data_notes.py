@@ -6,7 +6,7 @@ import numpy as np
 
 from silodp import show
 from silodp.data import Note, load_data
-from silodp.plan.certificate import outside
+from silodp.plan.certificate import Context, outside
 from silodp.run.runner import train
 
 
@@ -17,7 +17,8 @@ def test_a_note_is_read_back_from_its_text():
 
 
 def test_the_mark_decides_and_not_the_words():
-    first, *others = outside([Note(True, "not private: says a public note"), Note(False, "public: says another")])
+    notes = (Note(True, "not private: says a public note"), Note(False, "public: says another"))
+    first, *others = outside(Context(notes))
     assert first == "not private: public: says another"
     assert not any("says" in line for line in others)
 

@@ -19,7 +19,6 @@ from silodp.data.images import channels_first, oriented_gradients
 from silodp.data.tables import load_npz, own_name
 from silodp.data.types import Note, Table
 
-FITTED = "fitted on private data"  # begins the note of what was learnt from records
 Transform = Callable[[Table], Table]
 Fitted = tuple[Transform, Note]  # the transform, and its note
 
@@ -59,7 +58,7 @@ class Step:
         return Note(True, f"{self}: {detail}")
 
     def fitted(self, detail: str) -> Note:
-        return Note(False, f"{FITTED}: {self}: {detail}")
+        return Note(False, f"fitted on private data: {self}: {detail}", fitted=str(self))
 
 
 def parse_steps(texts: Sequence[str]) -> list[Step]:

@@ -61,6 +61,7 @@ class Note(NamedTuple):
 
     public: bool
     text: str
+    fitted: str = ""  # the preprocessing step that learnt from records, where one did
 
     def __str__(self) -> str:
         return f"{MARKS[self.public]}: {self.text}"

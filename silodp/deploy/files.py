@@ -25,15 +25,23 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """The file is the old one or the new one, whatever happens."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to: afterwards the file is on the disk. It is the old one or the new one, whatever happens."""
     partial = path.with_name(path.name + ".partial")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
-        file.flush()
+    yield partial
+    with partial.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, path)
     sync_folder(path.parent)
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    with (
+        replacing(path) as partial,
+        os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file,
+    ):
+        file.write(data)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from silodp.core import averaged
 from silodp.deploy.board import Board
 from silodp.deploy.coordinator import MessageFederation, exchange
 from silodp.deploy.document import Document, check_approvals
-from silodp.deploy.files import checksum, held, sync_folder, write_whole
+from silodp.deploy.files import checksum, held, replacing, write_whole
 from silodp.deploy.pages import story_of_federation
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.remote import Echoes, Remote, RemoteShuffler, Rpc
@@ -159,12 +158,8 @@ class Driver:
         heads = {link.site: list(link.head) for link in self.parties}
         told = {"plan": self.document.fingerprint, "round": done, "echoes": self.echoes.to_json(), "heads": heads}
         meta = {"told": json.dumps(told), "checksum": checksum(arrays, canonical(told))}
-        partial = self.folder / (CHECKPOINT + ".partial")
-        save_file(arrays, partial, meta)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, self.folder / CHECKPOINT)
-        sync_folder(self.folder)
+        with replacing(self.folder / CHECKPOINT) as partial:
+            save_file(arrays, partial, meta)
         for link in self.parties:
             link.covered()
 

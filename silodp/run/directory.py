@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save, save_file
 
 from silodp.config import Config
-from silodp.deploy.files import checksum, held, private_files, sync_folder
+from silodp.deploy.files import checksum, held, private_files, replacing, write_whole
 from silodp.errors import ConfigError
 from silodp.parse import load_config, to_toml
 
@@ -86,9 +86,7 @@ class RunDirectory:
     def write_text(self, name: str, text: str) -> None:
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + ".partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
+        write_whole(target, text.encode())
 
     def write_json(self, name: str, tree: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(tree, indent=2, allow_nan=True) + "\n")
@@ -175,19 +173,14 @@ class RunDirectory:
         shutil.rmtree(self.path / SILOS, ignore_errors=True)
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray], meta: dict[str, str] | None = None) -> None:
-        partial = self.path / (name + ".partial")
-        partial.parent.mkdir(exist_ok=True)
-        save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial, meta)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, self.path / name)
-        sync_folder(partial.parent)
+        target = self.path / name
+        target.parent.mkdir(exist_ok=True)
+        with replacing(target) as partial:
+            save_file({key: np.asarray(array, order="C") for key, array in arrays.items()}, partial, meta)
 
     def save_model(self, content: bytes) -> bytes:
         """What `model_bytes` gave."""
-        partial = self.path / "model.safetensors.partial"
-        partial.write_bytes(content)
-        os.replace(partial, self.path / "model.safetensors")
+        write_whole(self.path / "model.safetensors", content)
         return content
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from silodp.config import Config
 from silodp.data import FederatedData
-from silodp.data.preprocess import FITTED
 from silodp.errors import ConfigError
 from silodp.models import Model
 from silodp.plan.advice import warn_of_run
@@ -116,7 +115,7 @@ def refuse_fitted(prepared: Prepared) -> None:
     run = prepared.config.run
     if run.mode != "messages" or run.test_seed or not prepared.plan.private:
         return
-    fitted = [note.text.split(": ")[1] for note in prepared.data.notes if note.text.startswith(FITTED)]
+    fitted = [note.fitted for note in prepared.data.notes if note.fitted]
     if fitted:
         raise ConfigError(
             f"data.preprocess: {', '.join(fitted)}: fitted on the records, which no epsilon covers; with run.mode = "
