@@ -318,6 +318,11 @@ class Summed(Channel):
     def server_end(self, sizes: Mapping[str, int], shuffler: Any) -> ServerEnd:
         return PartsEnd(self, sizes)
 
+    def seen(
+        self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
+    ) -> list[Float[Array, "views d"]]:
+        return list(released) or [mean[None]]
+
 
 class PartsEnd(ServerEnd):
     """Adds up parts that were all made with one clip norm: a silo that tells another would scale everybody's mean."""
@@ -329,8 +334,3 @@ class PartsEnd(ServerEnd):
         if not (clips <= clips.min() * (1 + SAME_CLIP)).all():  # also of NaN
             raise Refused("parts of a sum were made with different clip norms")
         return super().mean(packed, weights, accounts, randomness)
-
-    def seen(
-        self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
-    ) -> list[Float[Array, "views d"]]:
-        return list(released) or [mean[None]]
