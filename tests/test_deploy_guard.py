@@ -21,6 +21,7 @@ from silodp.deploy.document import Document
 from silodp.deploy.files import held
 from silodp.deploy.guard import Guard, total_with
 from silodp.deploy.office import open_ledger
+from silodp.deploy.pages import story_of_federation
 from silodp.deploy.policy import Denied, read_policy
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.server import CERTIFICATES, CHECKPOINT, MODEL, drive
@@ -116,7 +117,7 @@ def check_report(run: Path, document: Document, told: dict[str, dict]) -> None:
     kept = model.read_bytes()
     model.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
     with pytest.raises(ConfigError, match="not the model that the silos' certificates name"):
-        write_report(run)
+        write_report(run, story_of_federation)
     model.write_bytes(kept)
     shown = CliRunner().invoke(app, ["show", str(run)])
     assert shown.exit_code == 0 and "all signatures are good" in shown.output and "over 1 run at delta" in shown.output
@@ -127,7 +128,7 @@ def check_report(run: Path, document: Document, told: dict[str, dict]) -> None:
         forged = CliRunner().invoke(app, ["show", str(run), *options])
         assert forged.exit_code == 1 and "refused: certificate: the signature" in forged.output
     certificates.write_bytes(kept)
-    assert write_report(run).read_text(encoding="utf-8") == text
+    assert write_report(run, story_of_federation).read_text(encoding="utf-8") == text
 
 
 def test_a_run_ends_in_certificates_that_anybody_can_check(sites, tmp_path):
