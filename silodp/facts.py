@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,12 @@ class Facts:
             raise ValueError(f"facts: {self.silos} sizes and {len(self.names)} names; give one of each for every silo")
         if self.record is not None:
             object.__setattr__(self, "record", records.checked(self.record))
+
+    @staticmethod
+    def of_sizes(sizes: Iterable[int], **others: Any) -> Facts:
+        """Of silos that have no names yet: they are numbered."""
+        sizes = tuple(sizes)
+        return Facts(sizes, tuple(f"silo {i}" for i in range(len(sizes))), **others)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -72,6 +72,11 @@ def test_a_part_from_outside_runs_and_is_certified(name, tmp_path):
     assert finished.summary["theorem"] is None
 
 
+@pytest.mark.parametrize("name", ["adam", "moment", "scaffold", "topk"])
+def test_a_method_of_another_paper_is_a_short_file(name):
+    assert len((Path(__file__).parent / "outside" / f"{name}.py").read_text().splitlines()) <= 60
+
+
 def test_a_second_moment_is_a_stream_of_its_own_shape():
     plan = prepare(outside("moment:Whitened"), DATA).plan
     assert plan.sizes == {"value": 6, "moment": 25}

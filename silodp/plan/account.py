@@ -98,7 +98,7 @@ def planned(config: Config, calibration: str | None = None) -> Plan:
 def known_facts(config: Config) -> Facts:
     """What a config alone tells."""
     sizes = sizes_of(config)
-    return Facts(sizes, tuple(f"silo {i}" for i in range(len(sizes))), parameters=config.model.parameters)
+    return Facts.of_sizes(sizes, parameters=config.model.parameters)
 
 
 def sizes_of(config: Config) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ def expectations(config: Config, facts: Facts | None = None) -> dict[str, Any]:
 def known_facts(config: Config) -> Facts:
     if config.data.source is None:
         sizes = sizes_of(config)
-        return Facts(sizes, tuple(f"silo {i}" for i in range(len(sizes))), parameters=config.model.parameters)
+        return Facts.of_sizes(sizes, parameters=config.model.parameters)
     data = read_data(config.data)
     raw = facts_of(data)
     return facts_of(data, parameter_count(trained_model(resolved(config, raw), raw)))

@@ -112,7 +112,7 @@ def nu(config: Config, trust: str, sizes: tuple[int, ...], parameters: int, epsi
         "privacy": {"epsilon": epsilon, "delta": config.privacy.delta, "trust": trust},
         "algorithm": {"name": registry.AUTO_IS, "rounds": 1, "clip": 1.0, "step_size": 1.0, "weights": "size"},
     }
-    facts = Facts(sizes, tuple(f"silo {i}" for i in range(len(sizes))), parameters=parameters)
+    facts = Facts.of_sizes(sizes, parameters=parameters)
     try:
         return math.sqrt(parameters) * make_plan(parse_config(tree), facts).std_of_average("value")
     except ConfigError:

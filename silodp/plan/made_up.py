@@ -98,8 +98,7 @@ class Task:
     def facts(self, sizes: Sequence[int]) -> Facts:
         record = (f"float32[{self.features}]", "int32[]" if self.kind == "logistic" else "float32[]")
         outputs, task = (2, "classification") if self.kind == "logistic" else (1, "regression")
-        names = tuple(f"silo {i}" for i in range(len(sizes)))
-        return Facts(tuple(sizes), names, record, outputs, task)
+        return Facts.of_sizes(sizes, record=record, outputs=outputs, task=task)
 
     def error(self, scores: Any) -> float:
         """The share of wrong classes, or the unexplained share of a number's variance."""

@@ -1,7 +1,7 @@
 """A trust model from outside: an honest relay adds up silos' noised means before the server sees them.
 
-Each silo adds `share` of the noise that it would need alone, so a relay that tells the silos' messages apart sees more
-than the server does. The account states what each silo's own noise gives: nobody has to be trusted for it.
+Each silo adds `margin` times the noise that it needs alone. The account states what that gives: nobody has to be
+trusted for it, not even the relay.
 """
 
 from typing import ClassVar

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from silodp.core import POINT, Algorithm
-from silodp.facts import Stream
-from silodp.releases import Public
+from silodp import Algorithm, Public, Stream
+from silodp.core import POINT
 from silodp.sampling import BatchRule, Full
 
 
@@ -41,8 +40,7 @@ class Scaffold(Algorithm):
 
     def round(self, state, fed):
         moved, changed = jnp.split(fed.mean(self.train, state.x, state.c), 2)
-        share = len(fed.present) / fed.silos
-        return State(state.x + self.server_step * moved, state.c + share * changed)
+        return State(state.x + self.server_step * moved, state.c + len(fed.present) / fed.silos * changed)
 
     def train(self, silo, x, c):
         own = silo.memory
