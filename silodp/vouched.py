@@ -7,10 +7,12 @@ changed by a letter has another hash, and is unknown again.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
+import sys
+import sysconfig
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from silodp import cache, registry
@@ -27,22 +29,36 @@ def file_of(known: str | None) -> Path | None:
 
 
 def source_hash(part: type) -> str | None:
-    """Of a class's name and of the files that define it and what it inherits from, the library's own left out.
+    """Of a class's name and of its author's files: those that define it, its bases, and what they use by name.
 
-    None: no source. Another class in the same file is another part: it may have failed what this one passed.
+    None: no source, as in a notebook. Another class in the same file is another part: it may have failed what this one
+    passed.
     """
-    files: set[str] = set()
-    for kind in part.__mro__:
-        if kind.__module__.partition(".")[0] in ("silodp", "equinox", "builtins", "typing", "abc"):
+    found: dict[str, str | None] = {}
+    left = {kind.__module__ for kind in part.__mro__}
+    while left:
+        name = left.pop()
+        if name in found or name not in sys.modules or not by_author(name, part):
             continue
-        try:
-            files.add(inspect.getfile(kind))
-        except (TypeError, OSError):
-            return None
+        found[name] = getattr(sys.modules[name], "__file__", None)
+        for value in vars(sys.modules[name]).values():
+            left.add(str(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)))
     digest = hashlib.sha256(part.__qualname__.encode())
-    for file in sorted(files, key=lambda name: Path(name).name):
+    for _, file in sorted(found.items()):
+        if file is None or not Path(file).is_file():
+            return None
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()
+
+
+def by_author(module: str, part: type) -> bool:
+    """Whether a module belongs to the part: it is not the library's, nor of an installed package of somebody else."""
+    root = module.partition(".")[0]
+    if root in ("silodp", "builtins"):
+        return False
+    file = getattr(sys.modules[module], "__file__", None) or ""
+    installed = any(file.startswith(place) for place in sysconfig.get_paths().values())
+    return root == part.__module__.partition(".")[0] or bool(file and not installed)
 
 
 def record(part: type, facts: dict[str, Any], options: dict[str, Any]) -> Path | None:

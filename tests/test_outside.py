@@ -293,3 +293,19 @@ def test_what_was_checked_is_known_by_its_source(tmp_path, monkeypatch):
     assert vouched.passed(beside) is None, "another class of the same file"
     source.write_text(source.read_text() + "# changed\n")
     assert vouched.passed(part) is None
+
+
+def test_a_check_covers_what_the_source_uses_and_a_class_without_source_has_none(tmp_path, monkeypatch):
+    helper = tmp_path / "bounds_of_mine.py"
+    helper.write_text("def bound(b):\n    return b\n")
+    (tmp_path / "mine_with.py").write_text(
+        "from bounds_of_mine import bound\nfrom silodp import Algorithm\nclass Mine(Algorithm):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    part = registry.find("algorithm", "mine_with:Mine")
+    vouched.record(part, {"name": "mine_with:Mine"}, {})
+    assert vouched.passed(part) is not None
+    helper.write_text("def bound(b):\n    return b / 100\n")
+    assert vouched.passed(part) is None
+    monkeypatch.setattr(sys.modules["mine_with"], "__file__", "<stdin>")
+    assert vouched.source_hash(part) is None
