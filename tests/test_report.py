@@ -254,6 +254,7 @@ def test_a_reproductions_page(tmp_path):
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert problems(text) == []
     assert experiment.title in Reader(text).text and "data:image/png;base64," in text
+    assert "The epsilon in brackets is what that noise really gives, whatever is claimed." in text
 
 
 def test_a_sweeps_page():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from silodp.report.html import Html, items, joined, page, section, table, tag
 from silodp.reproduce.experiment import Experiment
+from silodp.reproduce.summary import WORDS
 from silodp.run.directory import versions
 
 
@@ -18,13 +19,14 @@ def report_page(experiment: Experiment, markdown: str, figure: Path | None) -> s
         f"Reproduction report: {experiment.name}",
         tag("p", experiment.title, class_="lead"),
         section("Published and found", *(block_of(block) for block in blocks)),
+        section("How to read the tables", *(block_of(block) for block in WORDS.strip().split("\n\n")[1:])),
         *([] if figure is None else [section("Figure", picture(experiment, figure))]),
         section("How it was made", table("Software", ("package", "version"), list(versions().items()))),
     )
 
 
 def block_of(block: str) -> Html:
-    lines = block.split("\n")
+    lines = block.replace("\n  ", " ").split("\n")
     if block.startswith("|"):
         heads, _, *rows = ([marked(cell.strip()) for cell in line.strip("|").split("|")] for line in lines)
         caption = heads[0] or "Published values and ours"
