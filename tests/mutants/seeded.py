@@ -1143,4 +1143,28 @@ MUTANTS = [
         "a silo's name becomes a script of the page",
         "tests/test_report.py::test_what_a_silo_is_called_cannot_leave_its_cell",
     ),
+    Mutant(
+        "less-noise-than-the-target", "silodp/plan/calibrate.py",
+        "if found[line] < multiplier * (1 - 1e-6):", "if False:",
+        "a trust model from outside adds less noise than the target needs",
+        "tests/test_outside.py::test_a_trust_model_that_keeps_less_than_the_target_is_refused",
+    ),
+    Mutant(
+        "stream-not-accounted", "silodp/plan/calibrate.py",
+        "        if left_out:\n", "        if False:\n",
+        "a trust model from outside leaves a stream out of the account",
+        "tests/test_outside.py::test_a_trust_model_that_keeps_less_than_the_target_is_refused",
+    ),
+    Mutant(
+        "check-of-one-file", "silodp/vouched.py",
+        "left.add(str(value.__name__ if isinstance(value, ModuleType) else getattr(value, \"__module__\", None)))", "pass",
+        "a check still vouches for a part whose helper has changed",
+        "tests/test_outside.py::test_a_check_covers_what_the_source_uses_and_a_class_without_source_has_none",
+    ),
+    Mutant(
+        "sums-hidden-from-the-auditor", "silodp/channels/pvec.py",
+        "return list(released) or [mean[None]]", "return list(released)",
+        "an auditor is shown nothing of sums under P_vec",
+        "tests/test_channels.py::test_an_auditor_sees_what_leaves_the_noise",
+    ),
 ]  # fmt: skip
