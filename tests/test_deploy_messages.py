@@ -27,7 +27,7 @@ from silodp.data import SiloData
 from silodp.deploy.coordinator import MessageFederation
 from silodp.deploy.links import SiloProcess
 from silodp.deploy.pipes import set_up
-from silodp.deploy.silo import SiloServer, reply, serve
+from silodp.deploy.silo import SiloServer, digest, reply, serve
 from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
 from silodp.errors import ConfigError, Refused
 from silodp.parse import parse_config
@@ -211,6 +211,9 @@ def test_a_query_is_not_answered_as_a_local_task(trust):
 def test_a_silo_computes_with_the_numbers_that_its_bounds_are_proved_for(answered):
     """Half-precision points would be gradients, clips and sums in half precision."""
     assert "types ['float16']; send float32" in refusal(answered, "value", 3, X0.astype(np.float16))
+    # The same bytes are another point as whole numbers: masks cancelled while others added less noise.
+    assert "types ['int32']; send float32" in refusal(answered, "value", 3, X0.view(np.int32))
+    assert digest([jnp.float32(1)]) != digest([jnp.float32(1).view(jnp.int32)])
 
 
 @pytest.mark.parametrize("x0", [np.zeros((3, 3), np.float32), X0.astype(np.float16), np.full_like(X0, np.nan)])

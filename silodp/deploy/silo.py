@@ -316,7 +316,9 @@ class SiloServer:
         if got != shapes:
             raise Refused(f"{what}: public arguments of shapes {got}, the agreed algorithm sends {shapes}")
         types = [str(point.dtype) for point in public]
-        if set(types) - {"float32", "int32", "bool"}:
+        # A single number may be a count or a flag. A point of whole numbers is another point with the same bytes.
+        allowed = lambda shape: ("float32",) if shape else ("float32", "int32", "bool")
+        if not all(kind in allowed(shape) for kind, shape in zip(types, shapes, strict=True)):
             raise Refused(f"{what}: public arguments of types {types}; send float32")
         if not all(bool(jnp.all(jnp.isfinite(point))) for point in public):
             raise Refused(f"{what}: a public argument is not finite; the run has diverged, or was meant to")
@@ -365,7 +367,8 @@ def agreed_bytes(setup: Mapping[str, Any]) -> bytes:
 
 def digest(public: list[Array]) -> bytes:
     """Of what a question tells: silos that were told different points must not think that they answer the same."""
-    return hashlib.sha256(b"|".join(np.asarray(point).tobytes() for point in public)).digest()
+    told = {str(i): np.asarray(point) for i, point in enumerate(public)}
+    return hashlib.sha256(encode({}, told)).digest()  # with types and shapes: bytes alone may be two points
 
 
 def account_arrays(account: Account) -> dict[str, np.ndarray]:

@@ -380,6 +380,12 @@ MUTANTS = [
         "tests/test_channels_aggregated.py::test_silos_that_were_asked_different_questions_do_not_add_up",
     ),
     Mutant(
+        "points-of-any-type", "silodp/deploy/silo.py",
+        'allowed = lambda shape: ("float32",) if shape else ("float32", "int32", "bool")', 'allowed = lambda shape: ("float32", "int32", "bool")',
+        "a server tells the other silos of another point with the same bytes, where they add less noise",
+        "tests/test_deploy_messages.py::test_a_silo_computes_with_the_numbers_that_its_bounds_are_proved_for",
+    ),
+    Mutant(
         "opened-twice", "silodp/channels/recovery.py",
         "self.opened = True", "self.opened = False",
         "a server learns two sums of a round; their difference is one silo's part",
