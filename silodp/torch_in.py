@@ -105,6 +105,10 @@ def weights_of(module: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray
     """By their name in the state_dict: those that are trained, and those that are not."""
     arrays = {path: (weight.requires_grad, weight.detach().cpu().float().numpy().copy())
               for path, weight in module.named_parameters()}  # fmt: skip
+    held = (name for path, layer in module.named_modules() for name, _ in layer.named_parameters(path, recurse=False))
+    twice = [name for name in held if name not in arrays]
+    if twice:
+        raise ConfigError(f"from_torch: {twice[0]!r} is the weight of two layers, which has no form here; {INSTEAD}")
     pick = lambda wanted: {path: array for path, (needed, array) in arrays.items() if needed is wanted}
     return pick(True), pick(False)
 
@@ -124,6 +128,8 @@ class Forward:
         for path, layer in layers.items():
             if is_batch_norm(layer):
                 raise refused(path, layer, MIXES)
+            if layer._forward_hooks or layer._forward_pre_hooks:  # torch.fx does not see what they do
+                raise refused(path, layer, "has a forward hook, which would be left out; remove it")
         for node in traced(torch, module).nodes:
             if node.op == "output":
                 (self.result,) = inputs_of(node, 1)

@@ -143,7 +143,19 @@ if torch is not None:
         def forward(self, x):
             return self.layer(x).view(3, -1)
 
+    def hooked():
+        module = nn.Sequential(nn.Linear(3, 3))
+        module[0].register_forward_hook(lambda layer, given, out: 2 * out)
+        return module
+
+    def tied():
+        module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        module[1].weight = module[0].weight
+        return module
+
     REFUSED = {
+        "hook": (hooked, r"layer '0' \(Linear\) has a forward hook, which would be left out; remove it"),
+        "tied": (tied, r"'1.weight' is the weight of two layers"),
         "batch norm": (
             lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
             "mixes the records of a batch.*GroupNorm",
