@@ -169,7 +169,7 @@ def computed_once(vectors: T) -> T:
 SMALLEST_SQUARE, UNDERFLOWN = 1e-30, 1e-15
 
 
-def clip_factor(square_norms: Float[Array, " n"], clip: Float[Array, ""], addends: int) -> Float[Array, " n"]:
+def clip_factor(square_norms: Float[Array, " n"], clip: Any, addends: int) -> Float[Array, " n"]:
     """At most min(1, clip / norm); 1 for a zero vector, so that neither clip = 0 nor clip = inf needs a special case.
 
     addends: of the longest sum behind a square. Its rounding, and that of scaling, is counted against the record.
