@@ -189,11 +189,7 @@ def test_a_file_is_not_read_as_numbers(tmp_path):
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "c.parquet").write_text("")
-
-    def absent(path):
-        raise ImportError("no pyarrow")
-
-    monkeypatch.setattr(pd, "read_parquet", absent)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"Parquet needs pyarrow; install silodp\[parquet\]"):
         read_frame(tmp_path / "c.parquet")
 
