@@ -59,6 +59,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     ),
     "test_reproduce_checks::test_the_whole_grids_of_the_papers_can_run": ("psgm-fig1",),
     "test_sensitivity_runs::test_no_release_of_a_run_moves_beyond_its_bound": ("ce-psgm", "mu2", "soteria-saga"),
+    "test_whiten::test_auto_asks_for_the_moment_that_pays": ("*-123-*", "*-784-*", "*-30-*"),
     "test_whiten::test_messages_are_the_simulation": ("trusted-full",),
     "test_audit::test_a_batch_drawn_too_often_is_caught": (),
     "test_audit::test_sums_with_too_few_coins_are_caught": (),
