@@ -23,6 +23,7 @@ from tests.fuzz import fuzz
 from tests.guards import X0
 
 
+@pytest.mark.slow  # a server that waits for a killed relay may wait for minutes
 def test_no_fault_loses_or_doubles_a_release(tmp_path):
     counts = inject(tmp_path, 4, 3, Counter(), rounds=4)
     assert faults(counts) >= 4
