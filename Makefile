@@ -28,7 +28,7 @@ test-all: lint
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants $(NAMES)
 
-# Faults on purpose: guards and servers are killed, disks fail, messages are lost (also part of test-all, a few of test).
+# Faults on purpose: guards and servers are killed, disks fail, messages are lost (also part of test-all).
 # It may be stopped at any time; the same command goes on.
 faults: $(READY)
 	$(BIN)/python -m tests.faults $(COUNT)

@@ -1,4 +1,4 @@
-"""Faults and malformed input: a short round of what `make faults` and `make test-all` do at length."""
+"""Faults (slow, between real processes) and malformed input: a part of what `make faults` and `make fuzz` try."""
 
 from __future__ import annotations
 
