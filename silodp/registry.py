@@ -160,16 +160,26 @@ def find(kind: str, name: str) -> Any:
     """The part of that name: the library's own object, or the class or function from outside."""
     check(kind, name)
     if name in OWN[kind]:
-        return _imported(kind, OWN[kind][name])
-    if _allowed is not None and name not in _allowed:
-        raise ConfigError(f"{KINDS[kind]} = {name!r}: not the library's own, and not listed by this silo's operator")
+        return _imported(KINDS[kind], OWN[kind][name])
+    _refuse_unlisted(KINDS[kind], name)
     if name in _registered[kind]:
         part = _registered[kind][name]
-        return _imported(kind, part) if isinstance(part, str) else part
+        return _imported(KINDS[kind], part) if isinstance(part, str) else part
     for point in _entry_points(kind):
         if point.name == name:
             return point.load()
-    return _imported(kind, name)
+    return _imported(KINDS[kind], name)
+
+
+def _refuse_unlisted(key: str, name: str) -> None:
+    if _allowed is not None and name not in _allowed:
+        raise ConfigError(f"{key} = {name!r}: not the library's own, and not listed by this silo's operator")
+
+
+def function(key: str, path: str) -> Any:
+    """What "module:name" stands for, where a config's `key` takes the user's own code."""
+    _refuse_unlisted(key, path)
+    return _imported(key, path)
 
 
 PLAIN = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text"}
@@ -208,14 +218,14 @@ def name_of(kind: str, part: type) -> str:
     return name
 
 
-def _imported(kind: str, path: str) -> Any:
+def _imported(key: str, path: str) -> Any:
     module, _, attribute = path.partition(":")
     if "" not in sys.path and not module.startswith("silodp."):
         sys.path.insert(0, "")  # a module beside the config, as `python -m` would find it
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{KINDS[kind]} = {path!r}: cannot be imported ({error})") from None
+        raise ConfigError(f"{key} = {path!r}: cannot be imported ({error})") from None
 
 
 def _entry_points(kind: str) -> Iterable[metadata.EntryPoint]:

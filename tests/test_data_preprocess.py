@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from silodp import registry
 from silodp.data import STEPS, load_data
 from silodp.data.preprocess import Step, apply_steps, parse_steps
 from silodp.data.types import Table
@@ -27,8 +28,24 @@ ARGUMENTS = {
     "pca": "2",
     "one-hot": "a",
     "target-divide": "5",
+    "encoder": "tests.test_data_preprocess:edges",
 }
+IMAGES = ("hog", "hog-colour", "scattering", "encoder")
 FITTED_STEPS = {"standardise", "standardise-all", "pca", "one-hot", "target-max"}
+
+
+def edges(images: np.ndarray) -> np.ndarray:
+    """A small encoder."""
+    return np.abs(np.diff(images, axis=1))
+
+
+def company(images: np.ndarray) -> np.ndarray:
+    """Not an encoder of single records."""
+    return images - images.mean(axis=0)
+
+
+def nowhere(images: np.ndarray) -> np.ndarray:
+    return np.full((len(images), 2), np.inf)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -41,8 +58,8 @@ def test_mark_is_public_exactly_when_the_step_ignores_other_records(name, rng):
         x[-1] = last
         if name == "target-parity":
             table = Table("made", x.astype(np.float32), np.arange(8), classes=tuple("01234567"))
-        elif name == "hog":
-            table = regression(np.tile(x[:, :, None], (1, 2, 7)) * np.arange(7))
+        elif name in IMAGES:
+            table = regression(np.tile(x[:, :, None], (1, 4, 8))[:, :8] * np.arange(8))
         else:
             table = regression(x, [1, 2, 3, 4, 5, 6, 7, last], names=("a", "b", "c"))
         out, _, (note,) = run([text], table)
@@ -175,6 +192,13 @@ CATEGORIES = {"names": ("c", "v"), "categories": {"c": ("p", "q")}}
         ("pca:x", {}, "from 1 to 2"),
         ("bias:2", {}, "takes no argument"),
         ("hog", {}, "needs images"),
+        ("scattering", {}, "needs images"),
+        ("encoder", {}, "name MODULE:FUNCTION, or an npz file"),
+        ("encoder:gone.npz", {}, "no such file"),
+        ("encoder:tests.nowhere:edges", {}, "cannot be imported"),
+        ("encoder:tests.test_data_preprocess:company", {}, "change with the records beside it"),
+        ("encoder:numpy:sum", {}, "gives float32 of shape"),
+        ("encoder:tests.test_data_preprocess:nowhere", {}, "not finite"),
         ("pieces:2", {}, "whole number of knots from 3 to 100"),
         ("flatten:2", {}, "takes no argument"),
         ("one-hot", {}, "name the columns"),
@@ -225,6 +249,98 @@ def test_oriented_gradients_are_those_of_the_definition_in_every_layout(rng):
 def test_a_cell_fits_into_the_image(cell):
     with pytest.raises(ValueError, match="whole number of pixels from 1 to 8"):
         run([f"hog:{cell}"], regression(np.ones((2, 8, 8))))
+
+
+def slow_scattering(image: np.ndarray) -> list[np.ndarray]:
+    """Groups of one square layer with sides of 8: all sums written out, two scales, eight orientations."""
+    padded = np.pad(image, 4, mode="symmetric")
+    near = np.arange(-8, 8)
+
+    def wavelet(j, o):
+        rows, columns = np.meshgrid(near, near, indexing="ij")
+        angle, width = np.pi * o / 8, 0.8 * 2**j
+        along, across = columns * np.cos(angle) + rows * np.sin(angle), rows * np.cos(angle) - columns * np.sin(angle)
+        bump = np.exp(-(along**2 + (across / 2) ** 2) / (2 * width**2))
+        wave = bump * np.exp(1j * along * 3 * np.pi / 4 / 2**j)
+        wave -= bump * wave.sum() / bump.sum()
+        return wave / np.abs(wave).sum()
+
+    def seen(x, filter):
+        out = np.zeros(x.shape, complex)
+        for (r, s), value in np.ndenumerate(filter):
+            out += value * np.roll(x, (near[r], near[s]), (0, 1))
+        return np.abs(out)
+
+    def smoothed(x, j):
+        places = np.arange(-4, 12, 2**j)
+        weights = np.exp(-((places - np.array([[1.5], [5.5]])) ** 2) / (2 * 1.6**2))
+        weights /= weights.sum(axis=1, keepdims=True)
+        return weights @ x[:: 2**j, :: 2**j] @ weights.T
+
+    fine, coarse = ([seen(padded, wavelet(j, o)) for o in range(8)] for j in (0, 1))
+    both = [smoothed(seen(u, wavelet(1, o)), 1) for u in fine for o in range(8)]
+    return [smoothed(padded, 0), [smoothed(u, 0) for u in fine], both, [smoothed(u, 1) for u in coarse]]
+
+
+def test_scattering_is_that_of_the_definition_group_by_group(rng):
+    image = rng.uniform(size=(8, 8))
+    groups = []
+    for group in map(np.ravel, slow_scattering(image)):
+        groups.append((group - group.mean()) / group.std())
+    expected = np.concatenate(groups) / np.sqrt(sum(map(len, groups)))
+    out, _, (note,) = run(["scattering"], regression(7 * image[None]))  # the unit of brightness does not matter
+    np.testing.assert_allclose(out.features[0], expected, atol=2e-3)
+    assert note.public
+    assert np.linalg.norm(out.features[0]) == pytest.approx(1, abs=1e-5)
+    coloured, _, _ = run(["scattering"], regression(np.repeat(image[None, :, :, None], 3, axis=3)))
+    np.testing.assert_allclose(coloured.features[0, : expected.size] * np.sqrt(460 / 324), expected, atol=5e-3)
+    assert not coloured.features[0, expected.size :].any()  # grey: no colour
+
+
+def test_colours_stand_beside_oriented_gradients_with_equal_weight(rng):
+    images = rng.uniform(size=(3, 8, 8, 3)).astype(np.float32)
+    out, _, _ = run(["hog-colour"], regression(images))
+    gradients, _, _ = run(["hog"], regression(images))
+    np.testing.assert_allclose(out.features[:, :32], gradients.features / np.sqrt(2), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(out.features, axis=1), 1, atol=1e-5)
+    recoloured, _, _ = run(["hog-colour"], regression(images[..., ::-1]))
+    np.testing.assert_allclose(recoloured.features[:, :36], out.features[:, :36], atol=1e-5)  # brightness stays
+    assert np.abs(recoloured.features[:, 36:] - out.features[:, 36:]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("sides", "step", "told"),
+    [
+        ((8, 8), "scattering:3", "allow 1 to 2"),
+        ((7, 8), "scattering", "odd sides"),
+        ((8, 8), "scattering:1.5", "whole"),
+    ],
+)
+def test_scales_fit_the_image(sides, step, told):
+    with pytest.raises(ValueError, match=told):
+        run([step], regression(np.ones((2, *sides))))
+
+
+def test_filters_in_a_file_are_an_encoder(tmp_path, rng, monkeypatch):
+    filters, bias = rng.normal(size=(2, 3, 3, 3)), rng.normal(size=2)
+    np.savez(tmp_path / "own.npz", filters=filters, bias=bias)
+    images = rng.normal(size=(2, 6, 6, 3))
+    out, _, (note,) = run([f"encoder:{tmp_path}/own.npz"], regression(images))
+    seen = np.zeros((2, 2, 4, 4))
+    for n, k, r, s in np.ndindex(*seen.shape):
+        window = np.moveaxis(images[n, r : r + 3, s : s + 3], 2, 0)
+        seen[n, k, r, s] = max(0, (window * filters[k]).sum() + bias[k])
+    expected = seen.reshape(2, -1)
+    np.testing.assert_allclose(out.features, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
+    assert note.public and "own.npz" in note.text
+    with pytest.raises(ValueError, match="do not fit images"):
+        run([f"encoder:{tmp_path}/own.npz"], regression(images[..., 0]))
+    np.savez(tmp_path / "own.npz", filters=filters[0])
+    with pytest.raises(ValueError, match="need finite filters"):
+        run([f"encoder:{tmp_path}/own.npz"], regression(images))
+    monkeypatch.setattr(registry, "_allowed", set())  # a silo's process imports no code by name
+    with pytest.raises(ValueError, match="not listed by this silo's operator"):
+        run(["encoder:tests.test_data_preprocess:edges"], regression(images))
 
 
 def test_all_zero_targets():

@@ -10,6 +10,9 @@ mapped by itself, with no constant from the data: nothing is learned from record
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
+
 import numpy as np
 from jaxtyping import Float32
 
@@ -33,11 +36,62 @@ def oriented_gradients(
 ) -> Float32[np.ndarray, "n features"]:
     layers = channels_first(images)
     rows, columns = nearness(layers.shape[2], cell), nearness(layers.shape[3], cell)
-    parts = [
-        pooled(layers[start : start + AT_A_TIME], rows, columns, orientations)
-        for start in range(0, len(layers), AT_A_TIME)
-    ]
-    return np.concatenate(parts) if parts else np.zeros((0, orientations * len(rows) * len(columns)), np.float32)
+    return in_parts(lambda part: pooled(part, rows, columns, orientations), layers)
+
+
+def in_parts(
+    features: Callable[[Float32[np.ndarray, "n ..."]], Float32[np.ndarray, "n d"]],
+    images: Float32[np.ndarray, "n ..."],
+    at_a_time: int = AT_A_TIME,
+) -> Float32[np.ndarray, "n d"]:
+    """The features of all images, computed of few at a time: what is in between is larger. A terminal is told."""
+    starts = range(0, max(1, len(images)), at_a_time)
+    first = features(images[:at_a_time])
+    whole = np.empty((len(images), first.shape[1]), np.float32)
+    for start in _told(starts):
+        part = slice(start, start + at_a_time)
+        whole[part] = features(images[part]) if start else first
+    return whole
+
+
+def _told(starts: range) -> Iterable[int]:
+    if len(starts) == 1 or not sys.stderr.isatty():
+        return starts
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(starts, "features", console=Console(stderr=True), transient=True)
+
+
+def with_colours(
+    images: Float32[np.ndarray, "n ..."], cell: int, orientations: int
+) -> Float32[np.ndarray, "n features"]:
+    """Oriented gradients, and beside them with equal weight every cell's brightness and colours."""
+    gradients, colours = oriented_gradients(images, cell, orientations), cell_colours(images, cell)
+    return (np.concatenate([gradients, colours], axis=1) / np.sqrt(np.float32(2))).astype(np.float32)
+
+
+def cell_colours(images: Float32[np.ndarray, "n ..."], cell: int) -> Float32[np.ndarray, "n features"]:
+    layers = colours_apart(channels_first(images))
+    rows, columns = (near / near.sum(axis=1, keepdims=True) for near in (nearness(s, cell) for s in layers.shape[2:]))
+    cells = rows @ layers @ columns.T
+    cells[:, 0] -= cells[:, 0].mean(axis=(1, 2), keepdims=True)  # how bright a whole image is says little
+    deviations = np.sqrt(np.mean(np.square(cells), axis=(2, 3), keepdims=True))
+    return unit_rows((cells / np.where(deviations > 0, deviations, 1)).reshape(len(cells), -1))
+
+
+def colours_apart(layers: Float32[np.ndarray, "n c h w"]) -> Float32[np.ndarray, "n c h w"]:
+    """Of red, green and blue: brightness, and two differences. Other layers stay as they are."""
+    if layers.shape[1] != 3:
+        return layers
+    red, green, blue = np.moveaxis(layers, 1, 0)
+    return np.stack([(red + green + blue) / 3, (red - blue) / 2, (2 * green - red - blue) / 4], axis=1)
+
+
+def unit_rows(rows: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
+    """Each to length 1; zeros stay."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)
 
 
 def nearness(length: int, cell: int) -> Float32[np.ndarray, "cells length"]:
@@ -56,8 +110,7 @@ def pooled(
         away = np.abs(np.mod(turn - o + orientations / 2, orientations) - orientations / 2)
         histograms[:, o] = rows @ (length * np.maximum(0, 1 - away)) @ columns.T
     flat = np.sqrt(histograms).reshape(len(layers), -1)
-    lengths = np.linalg.norm(flat, axis=1, keepdims=True)
-    return (flat / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return unit_rows(flat).astype(np.float32)
 
 
 def strongest_gradient(

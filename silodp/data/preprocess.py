@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from silodp.data.images import channels_first, oriented_gradients
+from silodp.data import image_steps
 from silodp.data.tables import load_npz, own_name
 from silodp.data.types import Note, Table
 
@@ -74,7 +74,10 @@ def parse_steps(texts: Sequence[str]) -> list[Step]:
 
 def unit_length(texts: Sequence[str]) -> bool:
     """Whether the last of these steps leaves records about 1 long."""
-    return bool(texts) and texts[-1].partition(":")[0].strip() in ("hog", "normalise", "pieces")
+    return bool(texts) and texts[-1].partition(":")[0].strip() in UNIT_LENGTH
+
+
+UNIT_LENGTH = ("hog", "hog-colour", "scattering", "encoder", "normalise", "pieces")
 
 
 def categorical_columns(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -204,23 +207,6 @@ def _bias(step: Step, train: Table) -> Fitted:
     return _on_flat_features(append), step.public("a last column of ones")
 
 
-HOG_CELL, HOG_ORIENTATIONS = 4, 8
-
-
-def _hog(step: Step, train: Table) -> Fitted:
-    """`hog`, or `hog:CELL`: pixels along the side of a cell."""
-    cell = HOG_CELL if not step.argument else step.numbers(1)[0]
-    try:
-        sides = channels_first(train.features).shape[2:]
-    except ValueError as error:
-        raise step.error(str(error)) from None
-    if cell not in range(1, min(sides) + 1):
-        raise step.error(f"needs a whole number of pixels from 1 to {min(sides)} for the side of a cell")
-    features = lambda x: oriented_gradients(x, int(cell), HOG_ORIENTATIONS)
-    transform = lambda table: replace(table, features=features(table.features), names=())
-    return transform, step.public("oriented gradients in cells of an image, every record by itself, to unit norm")
-
-
 PIECES, FARTHEST = 7, 2.5  # knots of a feature, and where the outermost lie, in deviations
 
 
@@ -327,7 +313,10 @@ STEPS: dict[str, Callable[[Step, Table], Fitted]] = {
     "pca": _pca,
     "normalise": _normalise,
     "bias": _bias,
-    "hog": _hog,
+    "hog": image_steps.hog,
+    "hog-colour": image_steps.hog_colour,
+    "scattering": image_steps.scattering,
+    "encoder": image_steps.encoder,
     "pieces": _pieces,
     "one-hot": _one_hot,
     "target-divide": _target_divide,
