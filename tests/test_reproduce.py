@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,11 +21,15 @@ from silodp.reproduce import load_experiment, names
 from silodp.reproduce.checks import check
 from silodp.reproduce.claims import Judgement, judgements, p_value
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
-from silodp.reproduce.experiment import Experiment, Metric, changed, thinned
+from silodp.reproduce.experiment import Experiment, Line, Metric, Published, changed, thinned
 from silodp.reproduce.report import Cell, Row, judged, rows_of
 from silodp.reproduce.summary import overview
 from silodp.reproduce.text import across_levels, as_markdown
+from silodp.reproduce.units import run_unit
+from silodp.run.progress import silent
+from silodp.run.sweep import Outcome
 
+X = np.zeros(3)
 WANTED = [
     *("mu2-table1", "mu2-table2", "psgm-fig1", "diff2-fig1", "diff2-fig2", "diff2-fig3"),
     *(f"soteria-fig{i}" for i in range(1, 9)),
@@ -127,6 +133,49 @@ def test_the_figure_is_drawn_in_the_formats_asked_for(done, tmp_path):
     assert not (tmp_path / "other").exists()  # told before anything runs
 
 
+def test_each_metric_may_have_a_setting_of_its_own(monkeypatch, tmp_path):
+    """The small step has the smaller error, the long one the smaller loss."""
+    ends = {0.01: (0.9, 0.5), 1.0: (0.8, 0.4)}  # test accuracy and loss
+
+    def fake(configs, *_, **__):
+        rows = [dict(zip(("test_accuracy", "objective"), ends[c.algorithm.step_size], strict=True)) for c in configs]
+        made: Any = lambda config: SimpleNamespace(config=config, plan=None)
+        start = {"round": 10, "bits_up": 0}
+        return [Outcome(made(c), {}, [start | row], 1.0, X) for c, row in zip(configs, rows, strict=True)]
+
+    monkeypatch.setattr("silodp.reproduce.units.run_configs", fake)
+    found, no_data = {}, cast(Any, None)
+    for each in (False, True):
+        experiment = small(search={"each": each, "rungs": [{"keep": 1}]}, levels=None, published=[], claims=[])
+        units = {unit.column: unit for unit in experiment.units() if unit.line.name == "DP-GD"}
+        for column in ("exact", "published"):  # the second takes what the first has found
+            result = run_unit(units[column], no_data, tmp_path / str(each), silent)
+            found[each, column] = [metric["values"][0] for metric in result["levels"][0]["metrics"]]
+        assert len({unit.fingerprint for unit in units.values()}) == 2
+    own = run_unit(units["exact"], no_data, tmp_path / "True", silent)
+    told = as_markdown(experiment, {("all", "DP-GD", "exact"): own})
+    assert "- DP-GD, by test error (2 tried): step_size 0.01" in told
+    assert "- DP-GD, by loss (2 tried): step_size 1" in told
+    assert found[True, "exact"] == found[True, "published"] == pytest.approx([0.1, 0.4])
+    assert found[False, "exact"] == found[False, "published"] == pytest.approx([0.2, 0.4])
+
+
+def test_the_best_with_the_papers_own_model_is_told_apart(done):
+    experiment, results, _ = done
+    other = experiment.lines[1].model_dump() | {"name": "HOG", "columns": ["best"], "set": {"model.kind": "softmax"}}
+    with_other = experiment.model_copy(update={"lines": [*experiment.lines, Line.model_validate(other)]})
+    better = json.loads(json.dumps(results["all", "DP-GD", "exact"])) | {"line": "HOG", "column": "best"}
+    for level in better["levels"]:
+        level["metrics"][0]["values"] = [0.0, 0.0]
+    published = [Published(panel="all", line="DP-GD", level=8.0, value=0.0)]
+    with_other = with_other.model_copy(update={"published": published})
+    found = dict(results) | {("all", "HOG", "best"): better}
+    row = next(row for row in rows_of(with_other, found) if row.published is not None)
+    assert row.beaten and not row.beaten_alike
+    assert "| small | 1 |  | 0 | 1 | 0 |" in overview([(with_other, found)])
+    assert "with the paper's own model misses 1 of 1 published values" in as_markdown(with_other, found)
+
+
 def test_full_is_the_whole_grid_to_the_end_with_every_seed():
     line = small().lines[1].model_copy(update={"full": {"algorithm.step_size": [0.01, 0.1, 1.0]}})
     whole = small(lines=[line.model_dump()], claims=[]).fully()
@@ -227,13 +276,13 @@ def test_runs_that_two_figures_share_are_timed_once(done):
 
 def test_the_overview_counts_values_reached_and_noise_that_is_too_small(done):
     experiment, results, _ = done
-    assert "| small | 1 |  | 1 | 1 | 0 of 2 |" in overview([(experiment, results)])
+    assert "| small | 1 |  | 1 | 1 | 1 | 0 of 2 |" in overview([(experiment, results)])
     less = json.loads(json.dumps(results["all", "DP-GD", "published"]))
     less["levels"][0]["epsilon"] = 1.5  # its claim is 1
     changed_results = dict(results) | {("all", "DP-GD", "published"): less}
     better = small(published=[{"panel": "all", "line": "DP-GD", "level": 8.0, "value": 0.0}])
-    assert "| small | 1 |  | 0 | 0 | 1 of 2 |" in overview([(better, changed_results)])
-    assert "| small | none |  |  |  | 0 of 2 |" in overview([(small(published=[]), results)])
+    assert "| small | 1 |  | 0 | 0 | 0 | 1 of 2 |" in overview([(better, changed_results)])
+    assert "| small | none |  |  |  |  | 0 of 2 |" in overview([(small(published=[]), results)])
 
 
 def test_without_published_values_the_levels_stand_side_by_side(done):

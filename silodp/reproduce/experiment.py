@@ -72,6 +72,11 @@ class Line(Section):
     finalists: int | None = Field(default=None, ge=1, description="settings that the last rung of a search keeps")
     levels: bool = Field(default=True, description="false: one run serves all levels (a reference without privacy)")
 
+    @property
+    def papers_model(self) -> bool:
+        """Whether it trains the figure's own model on the figure's own features."""
+        return not any(key == "model.kind" or key.startswith("data.") for key in self.set)
+
 
 class Levels(Section):
     key: str = "privacy.epsilon"
@@ -91,8 +96,14 @@ class Search(Section):
 
     column: HistoryColumn = "objective"
     statistic: Statistic = "last"
+    each: bool = Field(default=False, description="each metric has a setting of its own, the best by that metric")
     rungs: list[Rung] = Field(default=[Rung()])
     together: int = Field(default=16, ge=1, description="settings run in one program")
+
+    @property
+    def said(self) -> Values:
+        """What results depend on."""
+        return self.model_dump(exclude={"together"} if self.each else {"together", "each"})
 
 
 class Published(Section):
@@ -335,7 +346,7 @@ class Unit:
         about: dict[str, Any] = {
             "trees": [self.tree(level) for level in range(len(self.levels))],
             "search": self.search,
-            "how": experiment.search.model_dump(exclude={"together"}),
+            "how": experiment.search.said,
             "seeds": self.seeds,
             "metrics": [metric.model_dump() for metric in experiment.metrics],
         }

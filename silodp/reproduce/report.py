@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.reproduce.experiment import Column, Experiment, Metric
+from silodp.reproduce.experiment import Column, Experiment, Line, Metric
 
 WIDE = 0.2  # seeds that differ by more than this part of their mean are shown by their ends too
 
@@ -53,6 +53,7 @@ class Row:
     published: float | None
     cells: dict[Column, Cell]
     best: Cell | None
+    best_alike: Cell | None = None  # the best that trains the paper's own model
 
     @property
     def ours(self) -> Cell | None:
@@ -85,9 +86,17 @@ class Row:
     @property
     def beaten(self) -> bool | None:
         """Whether the best of silodp, at the claimed epsilon, is at least as good as the published value."""
-        if self.published is None or self.best is None:
+        return self.reached_by(self.best)
+
+    @property
+    def beaten_alike(self) -> bool | None:
+        """The same with the paper's own model."""
+        return self.reached_by(self.best_alike)
+
+    def reached_by(self, best: Cell | None) -> bool | None:
+        if self.published is None or best is None:
             return None
-        gain = self.published - self.best.mean
+        gain = self.published - best.mean
         return (-gain if self.metric.larger_is_better else gain) >= 0
 
 
@@ -112,8 +121,10 @@ def rows_of(experiment: Experiment, results: Results) -> list[Row]:
 def panel_rows(
     experiment: Experiment, results: Results, panel: str, level: float | None, number: int, metric: Metric
 ) -> Iterator[Row]:
-    best = best_cell(experiment, results, panel, level, number)
-    for line in experiment.lines_of(panel):
+    lines = experiment.lines_of(panel)
+    best = best_cell(experiment, results, panel, level, number, lines)
+    alike = best_cell(experiment, results, panel, level, number, [line for line in lines if line.papers_model])
+    for line in lines:
         cells: dict[Column, Cell] = {}
         for column in line.columns:
             cell = cell_of(results.get((panel, line.name, column)), level, number)
@@ -121,7 +132,7 @@ def panel_rows(
                 cells["exact" if column == "best" else column] = cell
         value = published_value(experiment, panel, line.name, level, number)
         if cells or value is not None:
-            yield Row(panel, level, line.name, metric, value, cells, best)
+            yield Row(panel, level, line.name, metric, value, cells, best, alike)
 
 
 def published_value(experiment: Experiment, panel: str, line: str, level: float | None, metric: int) -> float | None:
@@ -147,11 +158,13 @@ def numbers(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], float)
 
 
-def best_cell(experiment: Experiment, results: Results, panel: str, level: float | None, metric: int) -> Cell | None:
-    """The best private line with exact noise: the paper's own or one that silodp adds."""
+def best_cell(
+    experiment: Experiment, results: Results, panel: str, level: float | None, metric: int, lines: Sequence[Line]
+) -> Cell | None:
+    """The best private one of these lines with exact noise: the paper's own or one that silodp adds."""
     cells = [
         cell_of(results.get((panel, line.name, column)), level, metric)
-        for line in experiment.lines_of(panel)
+        for line in lines
         for column in line.columns
         if column != "published"
     ]

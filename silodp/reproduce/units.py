@@ -19,7 +19,7 @@ import numpy as np
 from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.plan.certificate import as_text, certificate
-from silodp.reproduce.experiment import Metric, Rung, Statistic, Unit, Values
+from silodp.reproduce.experiment import HistoryColumn, Metric, Rung, Statistic, Unit, Values
 from silodp.run.progress import Progress
 from silodp.run.runner import context_of
 from silodp.run.sweep import Outcome, run_configs
@@ -63,8 +63,14 @@ def settings_of(unit: Unit, data: FederatedData, folder: Path, progress: Progres
     if unit.searched.column == unit.column:
         return search(unit, data, folder, progress)
     levels = run_unit(unit.searched, data, folder, progress)["levels"]
-    values = [tuple((key, level["setting"][key]) for key in unit.search) for level in levels]
-    return [Point(level, chosen) for level, chosen in enumerate(values)], 0.0
+    chosen = [(i, setting) for i, level in enumerate(levels) for setting in settings_in(level)]
+    points = [Point(i, tuple((key, setting[key]) for key in unit.search)) for i, setting in chosen]
+    return list(dict.fromkeys(points)), 0.0
+
+
+def settings_in(level: dict[str, Any]) -> list[Values]:
+    """One for all metrics, or one for each."""
+    return level.get("settings", [level["setting"]])
 
 
 def grid(unit: Unit) -> list[Values]:
@@ -91,14 +97,25 @@ def search(unit: Unit, data: FederatedData, folder: Path, progress: Progress) ->
 
 
 def climb(unit: Unit, rung: Rung, points: Sequence[Point], data: FederatedData, progress: Progress) -> list[Point]:
-    how, seed = unit.experiment.search, unit.experiment.seeds[0]
+    seed = unit.experiment.seeds[0]
     outcomes = run(unit, [point.config(unit, seed) for point in points], data, progress, rung.rounds)
-    scores = [score(outcome, how.column, how.statistic) for outcome in outcomes]
-    return [
+    kept = [
         points[i]
         for level in range(len(unit.levels))
-        for i in sorted((i for i, p in enumerate(points) if p.level == level), key=lambda i: scores[i])[: rung.keep]
+        for measure in measures(unit)
+        for i in sorted(at_level(points, level), key=lambda i, by=measure: score(outcomes[i], *by))[: rung.keep]
     ]
+    return list(dict.fromkeys(kept))
+
+
+def at_level(points: Sequence[Point], level: int) -> list[int]:
+    return [i for i, point in enumerate(points) if point.level == level]
+
+
+def measures(unit: Unit) -> list[tuple[HistoryColumn, Statistic]]:
+    """What settings are chosen by: one measure for all metrics, or each metric for itself."""
+    how, metrics = unit.experiment.search, unit.experiment.metrics
+    return [(metric.column, metric.statistic) for metric in metrics] if how.each else [(how.column, how.statistic)]
 
 
 def run(
@@ -134,26 +151,29 @@ def curve_of(rows: np.ndarray, statistic: Statistic) -> np.ndarray:
 def finals(
     unit: Unit, points: Sequence[Point], data: FederatedData, folder: Path, progress: Progress
 ) -> list[dict[str, Any]]:
-    """At every level the setting that is best in the mean over all seeds, with all its numbers."""
-    seeds, how = unit.seeds, unit.experiment.search
+    """At every level the setting that is best in the mean over all seeds (or that of each metric), with its numbers."""
+    seeds = unit.seeds
     outcomes = run(unit, [point.config(unit, seed) for point in points for seed in seeds], data, progress)
     of_point = [outcomes[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(points))]
-    mean = lambda i: float(np.mean([score(outcome, how.column, how.statistic) for outcome in of_point[i]]))
+    mean = lambda i, by: float(np.mean([score(outcome, *by) for outcome in of_point[i]]))
     results = []
     for level in range(len(unit.levels)):
-        best = min((i for i, p in enumerate(points) if p.level == level), key=mean)
-        results.append(summary(unit, points[best], of_point[best]))
-        save_certificate(unit, level, of_point[best][0], folder)
+        best = [min(at_level(points, level), key=lambda i, by=by: mean(i, by)) for by in measures(unit)]
+        results.append(summary(unit, [points[i] for i in best], [of_point[i] for i in best]))
+        save_certificate(unit, level, of_point[best[0]][0], folder)
     return results
 
 
-def summary(unit: Unit, point: Point, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary(unit: Unit, chosen: Sequence[Point], ran: Sequence[Sequence[Outcome]]) -> dict[str, Any]:
     """One level: the setting, its epsilon, every seed's value and the mean curve of each metric."""
+    point, outcomes, wanted = chosen[0], ran[0], unit.experiment.metrics
     config = outcomes[0].prepared.config
-    metrics = [of_metric(metric, outcomes) for metric in unit.experiment.metrics]
+    each = len(chosen) > 1  # a setting for each metric
+    metrics = [of_metric(metric, ran[i] if each else outcomes) for i, metric in enumerate(wanted)]
     return {
         "level": unit.levels[point.level],
         "setting": {"algorithm.name": config.algorithm.name, **dict(point.values)},
+        **({"settings": [dict(own.values) for own in chosen]} if each else {}),
         "claimed_epsilon": claimed_epsilon(unit, point.level, config),
         "epsilon": rounded(outcomes[0].epsilon),
         "delta": config.privacy.delta if config.privacy.private else None,
