@@ -143,6 +143,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "epsilon 1e6": ("epsilon", {"privacy": {"epsilon": 1e6}}),
     "hardly any noise, and no epsilon": ("epsilon", {"privacy": NOISE}),
     "a model without end": ("parameters", {"model": LARGE}),
+    "sums that stand no colluding silo": ("colluding", {"privacy": {"trust": "aggregated", "colluding": 0}}),
 }
 
 

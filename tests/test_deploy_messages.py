@@ -369,7 +369,7 @@ def test_a_shuffled_batch_is_drawn_afresh_in_every_round(monkeypatch):
     data = made_data()
     options = {"batch": 5, "sampling": "fixed", "weights": "equal"}
     plan = prepare(case("mb-psgm", "shuffled", **options), data).plan
-    monkeypatch.setattr("silodp.deploy.silo.ShufflerLink", Box)
+    monkeypatch.setattr("silodp.deploy.silo.LocalOutbox", Box)
     silo = SiloServer(setup_of(plan, shuffler={}), records_of(data.silos[0]))
     silo.start(jnp.asarray(X0))
     monkeypatch.setattr(FixedSize, "draw", spied)
@@ -541,7 +541,7 @@ class Box:
 
     server_key = X25519PrivateKey.generate().public_key().public_bytes_raw()
 
-    def __init__(self, invitation: dict[str, Any]) -> None:
+    def __init__(self, invitation: dict[str, Any], index: int) -> None:
         self.sent: list[str] = []
 
     def submit(self, name: str, sealed: list[bytes]) -> dict[str, np.ndarray]:
@@ -569,7 +569,7 @@ def test_a_shuffled_round_has_no_more_messages_than_were_accounted_together(
     sampled = {"batch": 4, "sampling": "fixed", "weights": "equal"} if "batch_first" in options else {}
     shuffled_data = made_data()
     plan = prepare(case(name, "shuffled", **options, **sampled), shuffled_data).plan
-    monkeypatch.setattr("silodp.deploy.silo.ShufflerLink", Box)
+    monkeypatch.setattr("silodp.deploy.silo.LocalOutbox", Box)
     silo = SiloServer(setup_of(plan, shuffler={}), records_of(shuffled_data.silos[0]))
     box = silo.end.shuffler  # type: ignore[attr-defined]
     silo.start(jnp.asarray(X0))

@@ -20,6 +20,7 @@ from silodp.deploy.server import drive
 from silodp.deploy.shuffling import Outbox, public_of
 from silodp.deploy.signing import SERVER_KEY
 from silodp.errors import ConfigError, Refused
+from silodp.facts import Facts
 from tests.guards import MIXER, X0, Federation, config_of
 
 SHUFFLED_CONFIG = {
@@ -122,6 +123,12 @@ def test_a_batch_is_released_once_and_the_same_parcels_get_the_same_bytes(runnin
     np.testing.assert_array_equal(first[1]["sealed"], again[1]["sealed"])
     other = running.parcel("south", [bytes([i]) * running.size for i in range(12)])
     refused(running.shuffle(running.parcels | {"1": other}), "repeated")
+
+
+def test_a_batch_is_of_the_silos_that_the_plan_has_in_this_round(running, monkeypatch):
+    """Also where a round has fewer silos than the plan: which ones the server has no say in."""
+    monkeypatch.setattr(Facts, "present", lambda facts, round: [1])
+    refused(running.shuffle(running.parcels), "question")
 
 
 NEXT = {"round": 1, "query": "difference"}

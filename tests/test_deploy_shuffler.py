@@ -1,13 +1,11 @@
 """Sealed messages and the shuffler, as logic and as a process of its own."""
 
-import json
 import random
 import secrets
-import socket
-import struct
-import subprocess
-import sys
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +13,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import spearmanr
 
 from silodp.channels.sealed import OVERHEAD, Batch, Terms, open_batch, open_sealed, seal
-from silodp.deploy.shuffler import TOKEN, Shuffler, ShufflerClient, answer
+from silodp.deploy.links import ShufflerProcess
+from silodp.deploy.shuffler import LocalShuffler, split
+from silodp.deploy.shuffling import LocalOutbox
 from silodp.deploy.wire import decode, encode
-from silodp.errors import Refused
+from silodp.errors import Gone, Refused
 
 KEY = X25519PrivateKey.generate()
 BATCH = Batch(round=3, name="differences", message_size=40)
-SERVER, SILOS = b"s" * TOKEN, [bytes([i]) * TOKEN for i in range(5)]
 
 
 def _sealed(message: bytes, batch: Batch = BATCH) -> bytes:
@@ -68,80 +67,89 @@ def test_batch_reports_duplicates_and_tampering():
     assert [reason.split(":")[0] for reason in opened.refused] == ["duplicate", "does not open", "wrong size"]
 
 
-def _shuffler(shares: tuple[int, ...] = (3, 1, 0, 0, 0)) -> Shuffler:
-    shuffler = Shuffler(SERVER, SILOS)
-    shuffler.open(SERVER, "batch", Terms(8, shares, sum(share > 0 for share in shares)))
-    return shuffler
+SIZE = 8  # bytes of a message that stands for a sealed one
+AGREED = Terms(sealed_size=SIZE, shares=(3, 1, 2, 2, 2), silos=3)
 
 
-def _submit(shuffler: Shuffler, silo: int, count: int) -> None:
-    for _ in range(count):
-        shuffler.submit(SILOS[silo], "batch", secrets.token_bytes(8))
+def setup(terms: Any = None, **more: Any) -> dict[str, Any]:
+    told = {"value": AGREED._asdict()} if terms is None else terms
+    return {"kind": "setup", "run": "r", "terms": told} | more
 
 
-def test_released_once_and_only_when_complete():
-    shuffler = _shuffler()
-    _submit(shuffler, 0, 3)
-    with pytest.raises(Refused, match="1 of 2 silos have not sent their whole share"):
-        shuffler.release(SERVER, "batch")
-    _submit(shuffler, 1, 1)
-    assert len(shuffler.release(SERVER, "batch")) == 4
-    with pytest.raises(Refused, match="released already"):
-        shuffler.release(SERVER, "batch")
+class Talk:
+    """A shuffler in this process, and the silos' ways to it."""
+
+    def __init__(self, folder: Path, terms: Terms = AGREED):
+        self.shuffler, self.terms = LocalShuffler(folder), terms
+        box = self.ask({"kind": "hello"})[0]["box"]
+        invitation = {"box": box, "server_key": KEY.public_key().public_bytes_raw().hex()}
+        self.outboxes = [LocalOutbox(invitation, i) for i in range(len(terms.shares))]
+        assert self.ask(setup({"value": terms._asdict()}))[0] == {"kind": "ready"}
+
+    def ask(self, header: dict[str, Any], arrays: Any = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return decode(self.shuffler.reply(encode(header, dict(arrays or {}))))
+
+    def parcel(self, silo: int, count: int | None = None, batch: str = "0/value") -> np.ndarray:
+        many = self.terms.shares[silo] if count is None else count
+        return self.posted(silo, [secrets.token_bytes(SIZE) for _ in range(many)], batch)
+
+    def posted(self, silo: int, sealed: list[bytes], batch: str = "0/value") -> np.ndarray:
+        return self.outboxes[silo].submit(batch, sealed)["parcel"]
+
+    def shuffle(self, parcels: dict[int, np.ndarray], round: int = 0, **more: Any) -> Any:
+        arrays = {str(i): parcel for i, parcel in parcels.items()}
+        return self.ask({"kind": "shuffle", "round": round, "query": "value"} | more, arrays)
 
 
-def test_every_silos_whole_share_is_required():
-    """One silo cannot fill the place of another, and a last message that is missing is one too few."""
-    shuffler = _shuffler((10, 10, 0, 0, 0))
-    _submit(shuffler, 0, 10)
-    with pytest.raises(Refused, match="over its share"):
-        _submit(shuffler, 0, 1)
-    _submit(shuffler, 1, 9)
-    with pytest.raises(Refused, match="1 of 2 silos"):
-        shuffler.release(SERVER, "batch")
-    with pytest.raises(Refused, match="over its share: this silo has sent its 0"):
-        _submit(shuffler, 2, 1)
-    _submit(shuffler, 1, 1)
-    assert len(shuffler.release(SERVER, "batch")) == 20
+@pytest.fixture
+def talk(tmp_path) -> Iterator[Talk]:
+    made = Talk(tmp_path / "shuffler")
+    yield made
+    made.shuffler.close()
 
 
-def test_refusals_have_reasons():
-    shuffler = _shuffler()
-    shuffler.submit(SILOS[0], "batch", b"12345678")
+def test_a_batch_is_released_once_and_the_same_parcels_get_the_same_bytes(talk, tmp_path):
+    parcels = {i: talk.parcel(i) for i in (0, 1, 2)}
+    header, arrays = talk.shuffle(parcels)
+    assert header["kind"] == "answer" and arrays["sealed"].shape == (6, SIZE)
+    assert talk.shuffle(parcels)[1]["sealed"].tobytes() == arrays["sealed"].tobytes()
+    told, nothing = talk.shuffle(parcels | {1: talk.parcel(1)})
+    assert "answered already, to another question" in told["reason"] and not nothing
+    talk.shuffler.close()  # as if its process had been killed
+    with LocalShuffler(tmp_path / "shuffler") as again:
+        assert decode(again.reply(encode(setup(), {})))[0] == {"kind": "ready"}
+        arrays_again = decode(again.reply(question(parcels)))[1]
+        assert arrays_again["sealed"].tobytes() == arrays["sealed"].tobytes()
+        assert "other terms" in decode(again.reply(encode(setup(run="s"), {})))[0]["reason"]
+    talk.shuffler = LocalShuffler(tmp_path / "shuffler")
+
+
+def question(parcels: dict[int, np.ndarray]) -> bytes:
+    header = {"kind": "shuffle", "round": 0, "query": "value"}
+    return encode(header, {str(i): parcel for i, parcel in parcels.items()})
+
+
+def test_what_is_not_a_whole_batch_is_refused(talk):
+    """One silo cannot fill the place of another, nobody may be left out, and a parcel is of its silo and batch."""
+    good = {i: talk.parcel(i) for i in (0, 1, 2)}
+    twice = [b"12345678"] * 2
     cases = [
-        (SILOS[1], "batch", b"12345678", "duplicate"),
-        (SILOS[1], "batch", b"1234567", "wrong size"),
-        (b"?" * TOKEN, "batch", b"abcdefgh", "unknown silo"),
-        (SERVER, "batch", b"abcdefgh", "unknown silo"),
-        (SILOS[1], "other", b"abcdefgh", "unknown batch"),
+        ({0: good[0], 1: good[1]}, "a parcel of each of 3 silos"),
+        (good | {3: talk.parcel(3)}, "a parcel of each of 3 silos"),
+        ({0: good[0], 1: good[1], 7: good[2]}, "a parcel of each of 3 silos"),
+        (good | {0: talk.parcel(0, 2)}, "silo 0 has not sent its whole share"),
+        (good | {0: talk.parcel(0, 4)}, "silo 0 has not sent its whole share, or more than that"),
+        (good | {2: talk.posted(2, twice)}, "a message is in it twice"),
+        (good | {2: talk.parcel(3)}, "does not open"),
+        (good | {2: talk.parcel(2, batch="1/value")}, "does not open"),
+        (good | {2: np.zeros(3, np.float32)}, "is none"),
     ]
-    for token, name, sealed, reason in cases:
-        with pytest.raises(Refused, match=reason):
-            shuffler.submit(token, name, sealed)
-    _submit(shuffler, 0, 2)
-    with pytest.raises(Refused, match="over its share"):
-        _submit(shuffler, 0, 1)
-    _submit(shuffler, 1, 1)
-    shuffler.release(SERVER, "batch")
-    with pytest.raises(Refused, match="late"):
-        _submit(shuffler, 1, 1)
-
-
-def test_only_the_server_opens_and_releases_and_terms_stay():
-    shuffler, terms = _shuffler(), Terms(8, (1, 0, 0, 0, 0), 1)
-    with pytest.raises(Refused, match="only the server"):
-        shuffler.release(SILOS[0], "batch")
-    with pytest.raises(Refused, match="only the server"):
-        shuffler.open(SILOS[0], "mine", terms)
-    with pytest.raises(Refused, match="exists already"):
-        shuffler.open(SERVER, "batch", terms)
-    for shares in ((1,) * 6, (1,) * 4, (0,) * 5):
-        with pytest.raises(Refused, match="each of 5 silos"):
-            shuffler.open(SERVER, "huge", Terms(8, shares, 5))
-    for number in range(63):
-        shuffler.open(SERVER, f"{number}", terms)
-    with pytest.raises(Refused, match="too many batches"):
-        shuffler.open(SERVER, "one more", terms)
+    for parcels, reason in cases:
+        told, nothing = talk.shuffle(parcels)
+        assert told["kind"] == "refused" and reason in told["reason"], told
+        assert not nothing
+    assert "the plan has no such query" in talk.shuffle(good, query="other")[0]["reason"]
+    assert talk.shuffle(good)[0]["kind"] == "answer"
 
 
 def _order_correlation(released: list[bytes], arrived: list[bytes]) -> float:
@@ -149,13 +157,13 @@ def _order_correlation(released: list[bytes], arrived: list[bytes]) -> float:
     return float(spearmanr(np.arange(len(arrived)), [place[item] for item in released]).statistic)  # type: ignore[attr-defined]
 
 
-def test_order_of_release_says_nothing_about_order_of_arrival():
-    shuffler = _shuffler((2000,) * 5)
+def test_order_of_release_says_nothing_about_order_of_arrival(tmp_path):
+    talk = Talk(tmp_path / "shuffler", Terms(SIZE, (2000,) * 5, 5))
     # Arrival in the order of the content too: sorting instead of shuffling would show.
-    arrived = [index.to_bytes(8, "big") for index in range(10_000)]
-    for index, item in enumerate(arrived):
-        shuffler.submit(SILOS[index // 2000], "batch", item)
-    released = shuffler.release(SERVER, "batch")
+    arrived = [index.to_bytes(SIZE, "big") for index in range(10_000)]
+    _, arrays = talk.shuffle({i: talk.posted(i, arrived[2000 * i : 2000 * (i + 1)]) for i in range(5)})
+    talk.shuffler.close()
+    released = split(arrays["sealed"], "0/value", SIZE)
     assert sorted(released) == arrived
     assert abs(_order_correlation(released, arrived)) < 4.5 / 100  # standard error 1/100
     neighbours = [int.from_bytes(b) - int.from_bytes(a) for a, b in pairwise(released)]
@@ -163,128 +171,64 @@ def test_order_of_release_says_nothing_about_order_of_arrival():
     assert _order_correlation(arrived, arrived) == pytest.approx(1)  # a missing shuffle would show
 
 
-def _request(kind: str, arrays: dict[str, np.ndarray] | None = None, **header: object) -> bytes:
-    return encode({"kind": kind, "batch": "batch"} | header, arrays or {})
-
-
-GOOD_TERMS = {"sealed_size": 8, "shares": [3, 1, 0, 0, 0], "silos": 2}
+GOOD_TERMS = AGREED._asdict()
 
 
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
         (b"", "too short"),
-        (_request("submit")[:20], "announced"),
-        (b"\x01\x00\x00\x00\xff" + _request("submit"), "cannot be read"),
-        (_request("shred"), "unknown kind"),
-        (_request("release"), "only the server"),
-        (_request("submit"), "rows of bytes"),
-        (_request("submit", {"sealed": np.zeros((1, 2), np.float32)}), "rows of bytes"),
-        (_request("submit", {"sealed": np.zeros(8, np.uint8)}), "rows of bytes"),
-        (_request("open", batch="b"), "terms must be an object"),
-        (_request("open", batch="b", terms=[]), "terms must be an object"),
-        (_request("open", batch="b", terms={"silos": 1}), "terms must be an object"),
-        (_request("open", batch="b", terms=GOOD_TERMS | {"more": 1}), "terms must be an object"),
-        (_request("open", batch="b", terms=GOOD_TERMS | {"silos": float("inf")}), "terms must be an object"),
-        (_request("open", batch="b", terms=GOOD_TERMS | {"shares": [3, -1, 0, 0, 0]}), "terms must be an object"),
+        (encode({"kind": "shuffle"}, {})[:6], "announced"),
+        (b"\x01\x00\x00\x00\xff" + encode({}, {}), "cannot be read"),
+        (encode({"kind": "shred"}, {}), "unknown kind"),
+        (encode({"kind": "shuffle"}, {}), "round"),
+        (encode({"kind": "shuffle", "round": "x", "query": "value"}, {}), "invalid literal"),
+        (encode(setup({}), {}), "other terms"),
+        (encode(setup([]), {}), "other terms"),
+        (encode(setup({"value": {"silos": 1}}), {}), "terms must be an object"),
+        (encode(setup({"value": GOOD_TERMS | {"more": 1}}), {}), "terms must be an object"),
+        (encode(setup({"value": GOOD_TERMS | {"silos": float("inf")}}), {}), "terms must be an object"),
+        (encode(setup({"value": GOOD_TERMS | {"shares": [3, -1, 2, 2, 2]}}), {}), "terms must be an object"),
+        (encode(setup({"value": GOOD_TERMS | {"shares": [3, 9, 2, 2, 2]}}), {}), "other terms"),
     ],
 )
-def test_bad_frames_are_refused_and_not_fatal(request_, reason):
-    header, arrays = decode(answer(_shuffler(), SILOS[0], request_))
+def test_bad_frames_are_refused_and_not_fatal(talk, request_, reason):
+    header, arrays = decode(talk.shuffler.reply(request_))
     assert (header["kind"], arrays) == ("refused", {})
     assert reason in header["reason"]
+    assert talk.shuffle({i: talk.parcel(i) for i in (0, 1, 2)})[0]["kind"] == "answer"
 
 
-def test_good_frames_are_not_refused():
-    shuffler = _shuffler((2, 2, 0, 0, 0))
-    assert decode(answer(shuffler, SERVER, _request("open", batch="b", terms=GOOD_TERMS)))[0] == {"kind": "done"}
-    for silo in range(2):
-        sealed = np.full((2, 8), silo, np.uint8)
-        sealed[1] += 2
-        done = answer(shuffler, SILOS[silo], _request("submit", {"sealed": sealed}))
-        assert decode(done)[0] == {"kind": "done"}
-    header, arrays = decode(answer(shuffler, SERVER, _request("release")))
-    assert header == {"kind": "released"}
-    assert sorted(arrays["sealed"][:, 0].tolist()) == [0, 1, 2, 3]
-
-
-AGREED = Terms(sealed_size=8, shares=(3, 1, 2, 2, 2), silos=3)
-
-
-def test_the_server_may_not_ask_for_less_than_the_plan():
-    """Nor for more: a larger share would let one silo fill a batch."""
-    shuffler = Shuffler(SERVER, SILOS, {"value": AGREED})
+def test_a_batch_is_of_as_many_silos_as_the_plan_has_each_with_its_whole_share():
+    """Nor of more: a larger share would let one silo fill a batch."""
     good = AGREED._replace(shares=(3, 1, 2, 0, 0))
+    assert AGREED.allow(good) and AGREED.allow(AGREED._replace(shares=(0, 0, 2, 2, 2)))
     for other in (
         {"shares": (3, 1, 0, 0, 0), "silos": 2}, {"shares": (3, 1, 0, 0, 0)}, {"shares": (3, 1, 1, 0, 0)},
         {"shares": (4, 1, 2, 0, 0)}, {"shares": (3, 1, 2, 2, 0), "silos": 4}, {"sealed_size": 7}, {"sealed_size": 9},
     ):  # fmt: skip
-        with pytest.raises(Refused, match="terms other than the plan's"):
-            shuffler.open(SERVER, "0/value", good._replace(**other))
-    with pytest.raises(Refused, match="the plan has no such query"):
-        shuffler.open(SERVER, "0/other", good)
-    shuffler.open(SERVER, "0/value", good)
-    shuffler.open(SERVER, "1/value", AGREED._replace(shares=(0, 0, 2, 2, 2)))
+        assert not AGREED.allow(good._replace(**other))
 
 
-def _stranger(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), 20)
-
-
-def test_as_a_process_of_its_own():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "silodp.deploy.shuffler"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    agreed = {
-        "differences": Terms(BATCH.sealed_size, (12,) * 5, 5)._asdict(),
-        "others": Terms(8, (1,) * 5, 1)._asdict(),
-    }
-    try:
-        parties = {"server": SERVER.hex(), "silos": [token.hex() for token in SILOS], "agreed": agreed}
-        process.stdin.write(json.dumps(parties) + "\n")
-        process.stdin.flush()
-        port = int(process.stdout.readline())
-        check_strangers(port)
-        with ShufflerClient(port, SERVER) as server:
-            server.open("differences", Terms(BATCH.sealed_size, (12,) * 5, 5))
-            for silo, token in enumerate(SILOS):
-                with ShufflerClient(port, token) as client:
-                    client.submit("differences", [_sealed(bytes([silo, record])) for record in range(11)])
-                    client.submit("differences", [_sealed(bytes([silo, 11]))])
-                    with pytest.raises(Refused, match="over its share"):
-                        client.submit("differences", [_sealed(b"more")])
-            released = server.release("differences", BATCH.sealed_size)
-            server.open("others", Terms(8, (1, 0, 0, 0, 0), 1))
-            with ShufflerClient(port, SILOS[0]) as client:
-                client.submit("others", [b"12345678"])
-            with pytest.raises(Refused, match="no batch of messages of 9 bytes"):
-                server.release("others", 9)
-        opened = open_batch(released, KEY, BATCH)
-        assert opened.refused == []
-        expected = [bytes([silo, record]) for silo in range(5) for record in range(12)]
-        assert sorted(opened.messages) == expected
-        assert opened.messages != expected
-    finally:
-        process.stdin.close()
-        assert process.wait(timeout=20) == 0
-        process.stdout.close()
-
-
-def check_strangers(port: int) -> None:
-    """Without a token nothing is read; with one no more than the longest share; only so many are heard at a time."""
-    with _stranger(port) as wrong:
-        wrong.sendall(b"?" * TOKEN)
-        assert wrong.recv(1) == b""
-    with _stranger(port) as known:
-        known.sendall(SILOS[0] + struct.pack("<Q", 1 << 30))
-        assert known.recv(1) == b""
-    crowd = [_stranger(port) for _ in range(40)]
-    crowd[-1].settimeout(20)
-    assert crowd[-1].recv(1) == b""  # turned away at once
-    for each in crowd:
-        each.close()
+def test_as_a_process_of_its_own(tmp_path):
+    with ShufflerProcess(tmp_path / "shuffler", patience=60.0) as process:
+        process.send({"kind": "hello"}, {})
+        invitation = {"box": process.receive()[0]["box"], "server_key": KEY.public_key().public_bytes_raw().hex()}
+        process.send(setup({"differences": Terms(BATCH.sealed_size, (12,) * 5, 5)._asdict()}), {})
+        assert process.receive()[0] == {"kind": "ready"}
+        sealed = {i: [_sealed(bytes([i, record])) for record in range(12)] for i in range(5)}
+        parcels = {
+            str(i): LocalOutbox(invitation, i).submit("3/differences", own)["parcel"] for i, own in sealed.items()
+        }
+        process.send({"kind": "shuffle", "round": 3, "query": "differences"}, parcels)
+        released = split(process.receive()[1]["sealed"], "differences", BATCH.sealed_size)
+        process.process.kill()
+        with pytest.raises(Gone, match="the shuffler's process ended"):
+            process.ask(b"")
+    opened = open_batch(released, KEY, BATCH)
+    assert opened.refused == []
+    expected = [bytes([silo, record]) for silo in range(5) for record in range(12)]
+    assert sorted(opened.messages) == expected
+    assert opened.messages != expected
+    with pytest.raises(Refused, match="no batch of messages of 9 bytes"):
+        split(np.zeros((1, 8), np.uint8), "others", 9)

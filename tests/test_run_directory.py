@@ -90,15 +90,25 @@ class Stopped(Exception):
     pass
 
 
+GRADIENT = {"name": "dp-gd", "rounds": 5, "step_size": 0.3, "clip": 1.0, "weights": "size"}
+LASTING = {
+    "untrusted": ({}, {"name": "soteria-saga", "batch": 8, "weights": "equal"} | RAND_K),
+    "shuffled": ({}, {"randomizer": "privunit"}),
+    "aggregated": ({"missing": 1, "colluding": 0}, {}),
+}
+
+
 @pytest.mark.slow
-def test_a_message_run_that_was_stopped_twice_ends_where_an_unbroken_one_does(tmp_path):
-    """Seeded for the test: silos and server go on from their own files, to the same bits and the same costs."""
+@pytest.mark.parametrize("trust", LASTING)
+def test_a_message_run_that_was_stopped_twice_ends_where_an_unbroken_one_does(tmp_path, trust):
+    """Seeded for the test: all parties go on from their own files, to the same bits and the same costs."""
+    privacy, options = LASTING[trust]
     tree = {
-        "privacy": {"trust": "untrusted", "epsilon": 2.0, "delta": 1e-4},
-        "algorithm": {"name": "soteria-saga", "rounds": 5, "step_size": 0.3, "clip": 1.0, "batch": 8} | RAND_K,
+        "privacy": {"trust": trust, "epsilon": 2.0, "delta": 1e-4} | privacy,
+        "algorithm": GRADIENT | options,
         "run": {"mode": "messages", "test_seed": True, "answers": True},
     }
-    data = made_data((20, 12))
+    data = made_data((20, 12, 16))
     whole = train(tree, data=data, out=tmp_path / "whole")
 
     def stop(round: float) -> Any:

@@ -24,11 +24,10 @@ from scipy.stats import norm as gaussian
 
 from silodp.audit import attack
 from silodp.audit.attack import Reading
-from silodp.channels.sealed import Terms
 from silodp.channels.shuffled import MESSAGE, Shuffled, message_bytes, message_vector
 from silodp.core import Silo, Site
 from silodp.data import FederatedData, Note, SiloData
-from silodp.deploy.shuffler import Shuffler
+from silodp.deploy import shuffler
 from silodp.models import Model, from_loss
 from silodp.plan.plan import Plan
 from silodp.privacy import halfspace
@@ -108,7 +107,7 @@ def attack_messages(prepared: Prepared) -> Found:
     positive = np.stack([np.tile(np.concatenate(each), (TRIALS, 1)) for each in signs]) > 0
     admitted = float(hiding.pld(eps0, 1).get_delta_for_epsilon(0.0))
     count = advantage(*many_on_side(np.stack(batches), DIRECTION, edge))
-    first = advantage(*(first_on_side(released(b, own), DIRECTION) for b in batches))
+    first = advantage(*(first_on_side(released(b), DIRECTION) for b in batches))
     noise = np.array([[silo[:, :, 1].ravel()[: TRIALS * min(own)] for silo in silos] for silos in drawn])
     return Found(
         eps0,
@@ -165,19 +164,14 @@ def draw(prepared: Prepared, signs: list[list[np.ndarray]]) -> list[list[Batches
     return [[batches(r, i, own) for i, own in enumerate(silos)] for r, silos in enumerate(signs)]
 
 
-def released(batches: Batches, own: list[int]) -> Batches:
+def released(batches: Batches) -> Batches:
     """Some of the batches as the shuffler hands them on. It works on ciphertexts, so sealing would change nothing."""
-    server, tokens = b"server", [f"silo {i}".encode() for i in range(len(own))]
-    senders = [token for token, count in zip(tokens, own, strict=True) for _ in range(count)]
-    shuffler = Shuffler(server, tokens)
 
-    def through(name: str, messages: Float[np.ndarray, "n d"]) -> list[np.ndarray]:
-        shuffler.open(server, name, Terms(4 * DIMENSION, tuple(own), len(own)))
-        for token, message in zip(senders, messages, strict=True):
-            shuffler.submit(token, name, message_bytes(message))
-        return [message_vector(sealed, DIMENSION) for sealed in shuffler.release(server, name)]
+    def through(messages: Float[np.ndarray, "n d"]) -> list[np.ndarray]:
+        sent = [message_bytes(message) for message in messages]
+        return [message_vector(sealed, DIMENSION) for sealed in shuffler.permuted(sent)]
 
-    return np.array([through(str(t), batch) for t, batch in enumerate(batches[:POSITIONS])])
+    return np.array([through(batch) for batch in batches[:POSITIONS]])
 
 
 def as_mu(advantage: float) -> float:

@@ -283,6 +283,11 @@ class Channel(eqx.Module):
     def check_round(self, sent: Sequence[Stream], together: int) -> None:
         """Refuse a further message of a round that the account does not have (`sent`: streams of the round so far)."""
 
+    def colluders(self, silos: int) -> int | None:
+        """How many of so many silos may work for the server before the promise gets weaker, where the noise is sized by
+        such a number."""
+        return None
+
     def terms(self, declared: Declared, asks: Mapping[str, str]) -> dict[str, Terms] | None:
         """What a shuffler has to wait for, by query (`asks`: query -> stream); None: no shuffler is needed."""
         return None

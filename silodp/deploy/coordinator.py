@@ -49,6 +49,7 @@ class MessageFederation:
         self.whole, self.processes, self.seed = plan, processes, seed
         self.plan = plan.at(plan.stages[0].name)  # the stage that is asked about
         self.silos, self.round = len(processes), 0
+        self.parties = [*processes, *([] if shuffler is None else [shuffler.link])]  # all that keep their answers
         self.accounts = Account.empty(plan.streams, (self.silos,))
         self.end = plan.noised.server_end(plan.sizes, shuffler)
         self.end.kept = self._kept

@@ -25,14 +25,6 @@ Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 HEADER = "header"  # the part of a silo's state that is no array
 
 
-class Repeated(Refused):
-    """A question under a known key that is not the one that was answered."""
-
-
-class Dropped(Refused):
-    """A question that was answered, whose bytes the server said it no longer needs."""
-
-
 def key_of(header: Mapping[str, Any]) -> str:
     """One answer is given for each."""
     kind = str(header.get("kind"))
@@ -99,15 +91,8 @@ class Desk:
         if header.get("kind") == "account":
             return encode({"kind": "account"}, account_arrays(self.silo.account))
         key, question = key_of(header), question_of(header, arrays)
-        seen = self.ledger.answered(self.run, key)
-        if seen is not None:
-            if seen.question != question:
-                raise Repeated(f"{key}: answered already, to another question")
-            if seen.reply is None:
-                raise Dropped(f"{key}: answered; the bytes were dropped after the server's checkpoint")
-            self.ledger.note_last()
-            return seen.reply
-        return self._fresh(key, question, header, arrays)
+        given = self.ledger.given(self.run, key, question)
+        return self._fresh(key, question, header, arrays) if given is None else given
 
     def _fresh(self, key: str, question: bytes, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
         began, asked, entries = time.process_time(), self._asked(header), self.entries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -13,11 +12,30 @@ import numpy as np
 
 from silodp.errors import ConfigError
 
+if os.name == "nt":  # simulations run there too; guards and silos in processes of their own do not
+    import msvcrt
+else:
+    import fcntl
+
 LOCK = "lock"
+
+
+def locked(handle: int) -> bool:
+    """Whether this program holds the file now, until the handle is closed; False: another one does."""
+    try:
+        if os.name == "nt":
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:
     """A new file's name is on the disk as well."""
+    if os.name == "nt":  # a folder cannot be opened there
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -61,10 +79,8 @@ def held(folder: Path, what: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"{folder}: another {what} works in it") from None
+            if not locked(handle):
+                raise ConfigError(f"{folder}: another {what} works in it")
             yield
         finally:
             os.close(handle)

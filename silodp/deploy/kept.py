@@ -14,12 +14,10 @@ from typing import Any
 
 from silodp.deploy.desk import Desk
 from silodp.deploy.files import held
-from silodp.deploy.ledger import Ledger
+from silodp.deploy.ledger import COUNTER, LEDGER, Ledger
 from silodp.deploy.silo import SiloServer, agreed_bytes
 from silodp.errors import Refused
 from silodp.facts import Stream
-
-LEDGER, COUNTER = "ledger.db", "counter"
 
 
 class KeptSilo(Desk):

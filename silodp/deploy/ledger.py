@@ -34,6 +34,7 @@ create table if not exists chain(seq integer primary key, at real not null, even
 """
 NAMED = """select data from state where typeof(data) = 'text'
            union select reply from answer where typeof(reply) = 'text'"""
+LEDGER, COUNTER = "ledger.db", "counter"  # files of a run on one machine
 FIRST = hashlib.sha256(b"silodp ledger 1|").hexdigest()
 SLOT = 128  # bytes of one of two places in the counter's file: a torn write spoils one of them at most
 MOST_REFUSALS = 10_000  # that are kept: nobody fills a disk with them
@@ -63,6 +64,14 @@ class Run(NamedTuple):
     counted: list[dict[str, Any]]
     closed: float | None
     cpu: float
+
+
+class Repeated(Refused):
+    """A question under a known key that is not the one that was answered."""
+
+
+class Dropped(Refused):
+    """A question that was answered, whose bytes the server said it no longer needs."""
 
 
 class Closed(Refused):
@@ -230,6 +239,18 @@ class Ledger:
         return [Run(r, f, b, json.loads(s), json.loads(c), closed, cpu) for r, f, b, s, c, closed, cpu in rows]
 
     # --- answers ------------------------------------------------------------------------------------------
+
+    def given(self, run: str, key: str, question: bytes) -> bytes | None:
+        """The bytes that this very question was answered with; None: it is a new one."""
+        seen = self.answered(run, key)
+        if seen is None:
+            return None
+        if seen.question != question:
+            raise Repeated(f"{key}: answered already, to another question")
+        if seen.reply is None:
+            raise Dropped(f"{key}: answered; the bytes were dropped after the server's checkpoint")
+        self.note_last()
+        return seen.reply
 
     def answered(self, run: str, key: str) -> Answered | None:
         found = self._one("select question, reply from answer where run = ? and key = ?", run, key)

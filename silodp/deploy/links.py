@@ -6,24 +6,20 @@ has. `send` and `receive` are its two halves: a server asks everybody first and 
 
 from __future__ import annotations
 
-import json
-import secrets
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from silodp.channels.sealed import Terms
-from silodp.deploy.shuffler import TOKEN, ShufflerClient
 from silodp.deploy.wire import decode, encode, plain, put_frame, take_frame, unblocked
 from silodp.errors import Gone, Refused
 
 PATIENCE = 600.0  # seconds for one answer: a silo compiles its program before the first
+ENDING = 10.0  # seconds that a process may take to end
 
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 
@@ -45,17 +41,15 @@ def heard(data: bytes) -> Answer:
     return header, arrays
 
 
-class SiloProcess(AbstractContextManager["SiloProcess"]):
-    """A silo started here for a local message run. Closing its stdin ends it.
+class PipedProcess:
+    """A party started here for a message run, spoken to in frames. Closing its stdin ends it."""
 
-    `allowed`: parts from outside that it may import; whoever starts a silo here is its operator. `folder`: where it
-    keeps what it must not forget.
-    """
+    what: ClassVar[str] = "a party's process"
 
-    def __init__(self, allowed: Sequence[str] = (), patience: float = PATIENCE, folder: Path | None = None) -> None:
-        kept = [] if folder is None else ["--keep", str(folder)]
-        command = [sys.executable, "-m", "silodp.deploy.silo", *kept, *allowed]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    def __init__(self, command: Sequence[str], patience: float = PATIENCE) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
         self.patience = patience
         self.input = unblocked(cast(IO[bytes], self.process.stdin))
         self.output = unblocked(cast(IO[bytes], self.process.stdout))
@@ -74,52 +68,54 @@ class SiloProcess(AbstractContextManager["SiloProcess"]):
         try:
             put_frame(self.input, data, self.patience)
         except BrokenPipeError:
-            raise Gone(f"a silo's process ended (exit code {self.process.poll()})") from None
+            raise self._gone() from None
 
     def take(self) -> bytes:
         data = take_frame(self.output, self.patience)
         if not data:
-            raise Gone(f"a silo's process ended (exit code {self.process.wait()})")
+            raise self._gone()
         return data
 
+    def _gone(self) -> Gone:
+        with suppress(subprocess.TimeoutExpired):  # it has closed its end, and should be ending
+            self.process.wait(timeout=ENDING)
+        return Gone(f"{self.what} ended (exit code {self.process.poll()})")
+
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *exc: object) -> None:
-        with suppress(BrokenPipeError):  # of a silo that ended before it had read everything
+        with suppress(BrokenPipeError):  # of a process that ended before it had read everything
             cast(IO[bytes], self.process.stdin).close()
         ended(self.process)
 
 
-class ShufflerProcess(AbstractContextManager["ShufflerProcess"]):
-    """The shuffler of a local message run, and the server's link to it; closing its stdin ends it."""
+class SiloProcess(PipedProcess):
+    """A silo.
 
-    def __init__(self, silos: int, agreed: Mapping[str, Terms]) -> None:
-        command = [sys.executable, "-m", "silodp.deploy.shuffler"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.tokens = [secrets.token_bytes(TOKEN) for _ in range(silos)]
-        server = secrets.token_bytes(TOKEN)
-        terms = {query: each._asdict() for query, each in agreed.items()}
-        parties = {"server": server.hex(), "silos": [token.hex() for token in self.tokens], "agreed": terms}
-        stdin = cast(IO[str], self.process.stdin)
-        stdin.write(json.dumps(parties) + "\n")
-        stdin.flush()
-        self.port = int(cast(IO[str], self.process.stdout).readline())
-        self.private_key = X25519PrivateKey.generate()
-        self.client = ShufflerClient(self.port, server)
-        self.open, self.release = self.client.open, self.client.release
+    `allowed`: parts from outside that it may import; whoever starts a silo here is its operator. `folder`: where it
+    keeps what it must not forget.
+    """
 
-    def invitation(self, silo: int) -> dict[str, Any]:
-        """What a silo needs to know to send."""
-        public = self.private_key.public_key().public_bytes_raw()
-        return {"port": self.port, "token": self.tokens[silo].hex(), "server_key": public.hex()}
+    what = "a silo's process"
 
-    def __exit__(self, *exc: object) -> None:
-        self.client.__exit__()
-        cast(IO[str], self.process.stdin).close()
-        ended(self.process)
+    def __init__(self, allowed: Sequence[str] = (), patience: float = PATIENCE, folder: Path | None = None) -> None:
+        kept = [] if folder is None else ["--keep", str(folder)]
+        super().__init__(["silodp.deploy.silo", *kept, *allowed], patience)
+
+
+class ShufflerProcess(PipedProcess):
+    """The shuffler, which keeps what it has released in `folder`."""
+
+    what = "the shuffler's process"
+
+    def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
+        super().__init__(["silodp.deploy.shuffler", str(folder)], patience)
 
 
 def ended(process: subprocess.Popen[Any]) -> None:
     try:
-        process.wait(timeout=10)
+        process.wait(timeout=ENDING)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -44,19 +44,28 @@ class Listener:
 
     def __init__(self, path: Path, user: int, reply: Callable[[bytes], bytes], largest: int):
         self.user, self.reply, self.largest = user, reply, largest
-        self.listening, self.slots = bound(path), threading.Semaphore(MOST)
+        self.listening, self.slots, self.closed = bound(path), threading.Semaphore(MOST), threading.Event()
 
     def serve(self) -> None:
-        """Until the socket is closed."""
-        while True:
+        """Until `close`. Where handles or memory run out for a while, it goes on afterwards: a guard that left here
+        would be gone for good, with nothing wrong in its exit code."""
+        while not self.closed.is_set():
             try:
                 connection, _ = self.listening.accept()
-            except OSError:
-                return
-            if user_of(connection) != self.user or not self.slots.acquire(blocking=False):
-                connection.close()
-                continue
+                self._admit(connection)
+            except (OSError, RuntimeError):  # the latter: no thread can be started
+                self.closed.wait(FIRST_PAUSE)
+
+    def _admit(self, connection: socket.socket) -> None:
+        if user_of(connection) != self.user or not self.slots.acquire(blocking=False):
+            connection.close()
+            return
+        try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except RuntimeError:
+            self.slots.release()
+            connection.close()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -70,6 +79,7 @@ class Listener:
             self.slots.release()
 
     def close(self) -> None:
+        self.closed.set()
         self.listening.shutdown(socket.SHUT_RDWR)
         self.listening.close()
 
@@ -83,26 +93,31 @@ class GuardSocket:
         self.connection: socket.socket | None = None
 
     def ask(self, data: bytes) -> bytes:
-        """Safe to repeat: a guard gives the same bytes to the same question."""
-        with self.lock:
-            try:
-                return self._asked(data)
-            except OSError:
-                self.close()
-                return self._asked(data)
-            except Refused:  # what is still to come would be taken for another answer
-                self.close()
-                raise
+        """Safe to repeat: a guard gives the same bytes to the same question. Nobody waits long behind another."""
+        if not self.lock.acquire(timeout=self.patience):
+            raise Late(f"{self.path}: the guard still works on another question")
+        try:
+            return self._once(data)
+        except OSError:  # of a connection to a guard that was restarted since
+            return self._once(data)
+        finally:
+            self.lock.release()
+
+    def _once(self, data: bytes) -> bytes:
+        try:
+            return self._asked(data)
+        except BaseException:  # what is still to come would be taken for another answer
+            self.close()
+            raise
 
     def _asked(self, data: bytes) -> bytes:
         if self.connection is None:
             self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.connection.setblocking(False)  # a stopped guard with a full queue must not stop who connects
             try:
                 self.connection.connect(self.path)
             except OSError:
-                self.close()
                 raise ConfigError(f"{self.path}: no guard listens there") from None
-            self.connection.setblocking(False)
         put_frame(self.connection.fileno(), data, self.patience)
         answer = take_frame(self.connection.fileno(), self.patience)
         if not answer:

@@ -11,7 +11,6 @@ same bytes; other ones under the same name are refused.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,17 +20,14 @@ import numpy as np
 
 from silodp.channels.sealed import Terms
 from silodp.deploy.certify import SHUFFLED
-from silodp.deploy.desk import Dropped, Repeated
 from silodp.deploy.document import Document, versions
 from silodp.deploy.office import KEY, Office
 from silodp.deploy.policy import Denied, ShufflerPolicy, read_shuffler
-from silodp.deploy.shuffler import permuted, rows
+from silodp.deploy.shuffler import BOX, Batches
 from silodp.deploy.shuffling import agreed_terms, public_of, read_box, signed_shuffler, unpacked
 from silodp.deploy.signing import Key
 from silodp.deploy.wire import encode
 from silodp.errors import ConfigError, Refused
-
-BOX = "box"  # the file of the key that opens parcels
 
 
 def shuffler_facts(folder: Path) -> dict[str, Any]:
@@ -108,44 +104,11 @@ class Mixer(Office):
         round, query = int(header["round"]), str(header["query"])
         if not 0 <= round < document.plan.facts.rounds:
             raise Refused(f"round {round}: not in the plan")
-        key, question = f"shuffle {round}/{query}", digest_of(arrays)
-        seen = self.ledger.answered(run, key)
-        if seen is None:
-            return self._fresh(document, terms[query], key, question, arrays, header.get("done"))
-        if seen.question != question:
-            raise Repeated(f"{key}: released already, from other parcels")
-        if seen.reply is None:
-            raise Dropped(f"{key}: released; the bytes were dropped after the server's checkpoint")
-        return seen.reply
-
-    def _fresh(
-        self, document: Document, terms: Terms, key: str, question: bytes, arrays: Mapping[str, np.ndarray], done: Any
-    ) -> bytes:
-        began = time.process_time()
-        batch = key.removeprefix("shuffle ")
-        sealed = self._collected(document, terms, batch, arrays)
-        released = {"sealed": rows(permuted(sealed))}
-        event = {"kind": "answer", "run": document.run, "key": key, "question": question.hex()}
-        with self.ledger.event(event | {"answer": digest_of(released).hex()}) as head:
-            reply = encode({"kind": "answer", "facts": {}, "ledger": list(head)}, released)
-            self.ledger.add_answer(document.run, key, question, reply, [], {}, time.process_time() - began)
-            self.ledger.drop(document.run, [str(each) for each in done] if isinstance(done, list) else [])
-        return reply
-
-    def _collected(self, document: Document, terms: Terms, batch: str, parcels: Mapping[str, np.ndarray]) -> set[bytes]:
-        """All messages of a batch, if every silo of the round has sent its whole share."""
-        present = document.plan.facts.present(int(batch.partition("/")[0]))
-        if parcels.keys() != {str(i) for i in present}:
-            raise Refused(f"batch {batch}: it needs a parcel of each of {len(present)} silos, and no other")
-        sealed, size = list[bytes](), terms.sealed_size
-        for i in present:
-            data = unpacked(parcels[str(i)], self.box, document, i, batch)
-            if len(data) != size * terms.shares[i]:
-                raise Refused(f"batch {batch}: silo {i} has not sent its whole share, or more than that")
-            sealed += [data[k : k + size] for k in range(0, len(data), size)]
-        if len(set(sealed)) != len(sealed):
-            raise Refused(f"batch {batch}: a message is in it twice")
-        return set(sealed)
+        present = document.plan.facts.present(round)
+        if arrays.keys() != {str(i) for i in present}:
+            raise Refused(f"batch {round}/{query}: it needs a parcel of each of {len(present)} silos, and no other")
+        opened = lambda parcel, index, batch: unpacked(parcel, self.box, document, index, batch)
+        return Batches(self.ledger, run, terms, opened).shuffle(header, arrays)
 
     def _statement(self, header: Mapping[str, Any]) -> bytes:
         """The run is over: nothing more is released, and a signed statement of what was."""
@@ -166,7 +129,3 @@ class Mixer(Office):
             "versions": versions(),
         }
         return encode({"kind": "certificate", "certificate": self.key.signed(SHUFFLED, body)}, {})
-
-
-def digest_of(arrays: Mapping[str, np.ndarray]) -> bytes:
-    return hashlib.sha256(encode({}, dict(sorted(arrays.items())))).digest()

@@ -5,7 +5,6 @@ Nothing that is sent ends such a process, and no text of an error leaves it: a r
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import sys
@@ -17,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from silodp.deploy import signing
-from silodp.deploy.desk import Dropped, Repeated
 from silodp.deploy.document import Document, check_approvals
-from silodp.deploy.ledger import Closed, Ledger
+from silodp.deploy.files import locked
+from silodp.deploy.ledger import Closed, Dropped, Ledger, Repeated
 from silodp.deploy.policy import SENTENCES, Denied, operators_file
 from silodp.deploy.wire import decode, encode
 from silodp.errors import ConfigError, Refused, Undecided
@@ -40,11 +39,9 @@ class Office:
     def __init__(self, folder: Path, policy: Any):
         self.folder, self.policy, self.lock = folder, policy, threading.Lock()
         self.held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locked(self.held):
             os.close(self.held)
-            raise ConfigError(f"{folder}: another guard works here; two would answer twice") from None
+            raise ConfigError(f"{folder}: another guard works here; two would answer twice")
         self.key = signing.Key.read(folder / KEY)
         self.ledger = open_ledger(folder)
 

@@ -38,6 +38,9 @@ class Limits(Section):
     delta: float = Field(gt=0, lt=1e-2, description="largest delta of one run")
     total_epsilon: float = Field(gt=0, description="largest epsilon of all runs on these records together")
     total_delta: float = Field(gt=0, lt=1e-2, description="the delta at which all runs together are counted")
+    colluding: int = Field(
+        default=1, ge=0, description="other silos that sums must stand when they work for the server (trust aggregated)"
+    )
     clip: float = Field(default=1e-6, gt=0, description="smallest clip norm")
     rounds: int = Field(default=10_000, ge=1, description="most rounds of a run")
     parameters: int = Field(default=2_000_000, ge=1, description="most parameters of a model")
@@ -138,6 +141,7 @@ SENTENCES = {
     "algorithm": "this algorithm is not allowed here",
     "outside": "the plan names a part that this site's operator has not listed",
     "epsilon": "the plan's epsilon or delta is larger than this site allows for one run",
+    "colluding": "the plan's sums stand fewer colluding silos than this site wants",
     "total": "with this plan all runs on these records together would exceed what this site allows",
     "clip": "a clip norm of the plan is smaller than this site allows",
     "rounds": "the plan has more rounds than this site allows",
@@ -179,6 +183,9 @@ def check_document(policy: Policy, key: str, document: Document) -> None:
         raise Denied("epsilon")
     if (plan.facts.parameters or 0) > limits.parameters:
         raise Denied("parameters")
+    stands = plan.channel.colluders(plan.facts.answering)
+    if stands is not None and stands < limits.colluding:
+        raise Denied("colluding")
 
 
 def told_config(tree: Any) -> Config:

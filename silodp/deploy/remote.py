@@ -15,7 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.channels.sealed import Terms
-from silodp.deploy.links import Answer, heard
+from silodp.deploy.links import Answer, Link, heard
 from silodp.deploy.shuffler import split
 from silodp.deploy.wire import encode
 from silodp.errors import Refused
@@ -107,9 +107,9 @@ class Remote:
 
 
 class RemoteShuffler:
-    """A shuffler that is a site, as the server's end of a channel speaks to it: parcels there, messages back."""
+    """A shuffler, as the server's end of a channel speaks to it: parcels there, messages back."""
 
-    def __init__(self, link: Remote, private_key: X25519PrivateKey):
+    def __init__(self, link: Link, private_key: X25519PrivateKey):
         self.link, self.private_key = link, private_key
         self.present: list[int] = []
 

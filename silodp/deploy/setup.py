@@ -31,6 +31,7 @@ epsilon = {epsilon}           # of one run, for every record
 delta = {delta}
 total_epsilon = {total}     # of all runs on these records together
 total_delta = {delta}
+# colluding = 1         so many other sites may work for the server (trust aggregated)
 
 [shufflers]
 

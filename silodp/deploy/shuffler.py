@@ -1,181 +1,100 @@
-"""The shuffler: collects sealed messages, forgets their origin, releases them once, permuted.
+"""The shuffler: opens parcels of sealed messages, forgets their origin, releases them once, permuted.
 
-It knows the silos by secret tokens and sees only ciphertexts of one size; the server sees the released batch and learns
-neither origin nor order. A batch is released once, to the server only, and only when every silo of the batch has sent
-its whole share: one silo cannot fill the place of others. Everything else is refused with a reason. The permutation
-comes from the operating system's randomness.
+A silo's messages of a batch are one parcel, sealed to the shuffler, that travels with the silo's answer. The server
+carries it and can neither read nor divide it. The shuffler sees ciphertexts of one size only. A batch is released once,
+and only when every silo of it has sent its whole share: one silo cannot fill the place of others. The permutation comes
+from the operating system's randomness. What was released is in a ledger before it leaves: the same parcels again get
+the same bytes, so that a run which was stopped can go on, and other parcels of the same batch are refused.
 
-As a process of its own it speaks the frames of silodp.deploy.wire over a localhost socket. A party sends its token
-first: nothing else is read before that, and a stranger is sent away. Then requests; a header has a kind and the batch's
-name:
+`Batches` is that. Between machines the shuffler is a site (silodp.deploy.mixer), with signed parcels. On one machine it
+is a process on pipes, `python -m silodp.deploy.shuffler DIR`, and nobody signs: whoever has started all processes knows
+them. It needs no JAX. Frames of silodp.deploy.wire in on stdin, out on stdout:
 
-    open (server)     with the `Terms`
-    submit (silo)     with sealed messages, one row each
-    release (server)  answered by the sealed messages, one row each
-
-Start it with `python -m silodp.deploy.shuffler` and one line of JSON on its standard input,
-{"server": token, "silos": [token, ...], "agreed": {query: terms}} (tokens hexadecimal; the plan's terms, which the
-server may not change); it prints its port and serves until its input closes. It needs no JAX. Between machines the
-shuffler is a site: silodp.deploy.mixer.
+    hello    answered by the key that parcels are sealed to
+    setup    the plan's terms, by query; the same ones after a restart
+    shuffle  parcels by silo; answered by the sealed messages, one row each
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
 import secrets
-import socket
-import socketserver
+import sqlite3
 import sys
-import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from silodp.channels.sealed import Terms
-from silodp.deploy.wire import decode, encode, put_frame, take_bytes, take_frame
+from silodp.channels.sealed import Terms, unwrapped
+from silodp.deploy.files import held
+from silodp.deploy.ledger import COUNTER, LEDGER, Ledger
+from silodp.deploy.shuffling import create_box, label, public_of, read_box
+from silodp.deploy.signing import canonical
+from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused
 
-TOKEN = 32
-HELLO, IDLE, FRAME = 5.0, 86_400.0, 60.0  # seconds: for a token, between requests, for a frame
-STRANGERS = 16  # connections beside those of the parties
-HEADER = 1 << 16  # bytes of a request beside its messages
-UNFINISHED = 64  # batches that may be open at a time
+BOX = "box"  # the file of the key that opens parcels
+TOLD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)  # errors about what was sent
 
 
-class _Collected:
-    def __init__(self, terms: Terms):
-        self.terms = terms
-        self.sealed: set[bytes] = set()
-        self.senders: Counter[bytes] = Counter()
-        self.released = False
+class Batches:
+    """What a shuffler has released of one run. `opened(parcel, silo, batch)`: what a silo has put into its parcel."""
+
+    def __init__(
+        self, ledger: Ledger, run: str, terms: Mapping[str, Terms], opened: Callable[[np.ndarray, int, str], bytes]
+    ):
+        self.ledger, self.run, self.terms, self.opened = ledger, run, terms, opened
+
+    def shuffle(self, header: Mapping[str, Any], parcels: Mapping[str, np.ndarray]) -> bytes:
+        """The answer's bytes."""
+        round, query = int(header["round"]), str(header["query"])
+        key, question = f"shuffle {round}/{query}", digest_of(parcels)
+        given = self.ledger.given(self.run, key, question)
+        return self._fresh(query, key, question, parcels, header.get("done")) if given is None else given
+
+    def _fresh(self, query: str, key: str, question: bytes, parcels: Mapping[str, np.ndarray], done: Any) -> bytes:
+        began = time.process_time()
+        released = {"sealed": rows(permuted(self._collected(query, key.removeprefix("shuffle "), parcels)))}
+        event = {"kind": "answer", "run": self.run, "key": key, "question": question.hex()}
+        with self.ledger.event(event | {"answer": digest_of(released).hex()}) as head:
+            reply = encode({"kind": "answer", "facts": {}, "ledger": list(head)}, released)
+            self.ledger.add_answer(self.run, key, question, reply, [], {}, time.process_time() - began)
+            self.ledger.drop(self.run, [str(each) for each in done] if isinstance(done, list) else [])
+        return reply
+
+    def _collected(self, query: str, batch: str, parcels: Mapping[str, np.ndarray]) -> set[bytes]:
+        """All messages of a batch, if every silo of the round has sent its whole share."""
+        if query not in self.terms:
+            raise Refused(f"batch {batch}: the plan has no such query")
+        terms = self.terms[query]
+        shares = tuple(share if str(i) in parcels else 0 for i, share in enumerate(terms.shares))
+        if not terms.allow(Terms(terms.sealed_size, shares, len(parcels))):
+            raise Refused(f"batch {batch}: it needs a parcel of each of {terms.silos} silos, and no other")
+        sealed, size = list[bytes](), terms.sealed_size
+        for i, share in enumerate(shares):
+            data = self.opened(parcels[str(i)], i, batch) if share else b""
+            if len(data) != size * share:
+                raise Refused(f"batch {batch}: silo {i} has not sent its whole share, or more than that")
+            sealed += [data[k : k + size] for k in range(0, len(data), size)]
+        if len(set(sealed)) != len(sealed):
+            raise Refused(f"batch {batch}: a message is in it twice")
+        return set(sealed)
 
 
-class Shuffler:
-    """The rules of the shuffler, without any input or output. `agreed`: the plan's terms, by query."""
-
-    def __init__(self, server: bytes, silos: Sequence[bytes], agreed: Mapping[str, Terms] | None = None):
-        self._server, self._silos = server, list(silos)
-        self._agreed = dict(agreed or {})
-        self._batches: dict[str, _Collected] = {}
-
-    def knows(self, token: bytes) -> bool:
-        return any(secrets.compare_digest(token, own) for own in (self._server, *self._silos))
-
-    def open(self, token: bytes, name: str, terms: Terms) -> None:
-        """Announce a batch and its terms; they cannot change afterwards."""
-        self._require_server(token)
-        if name in self._batches:
-            raise Refused(f"batch {name!r} exists already")
-        if len(terms.shares) != len(self._silos) or terms.sealed_size < 1 or max(terms.shares) < 1:
-            raise Refused(f"terms must be positive, with a share for each of {len(self._silos)} silos")
-        if sum(not batch.released for batch in self._batches.values()) >= UNFINISHED:
-            raise Refused("too many batches are open")
-        self._check_agreed(name, terms)
-        self._batches[name] = _Collected(terms)
-
-    def submit(self, token: bytes, name: str, sealed: bytes) -> None:
-        """Take one sealed message of a silo."""
-        if token not in self._silos:
-            raise Refused("unknown silo")
-        batch = self._batch(name)
-        if batch.released:
-            raise Refused(f"late: batch {name!r} has been released")
-        if len(sealed) != batch.terms.sealed_size:
-            raise Refused(f"wrong size: {len(sealed)} bytes instead of {batch.terms.sealed_size}")
-        if sealed in batch.sealed:
-            raise Refused("duplicate")
-        share = batch.terms.shares[self._silos.index(token)]
-        if batch.senders[token] >= share:
-            raise Refused(f"over its share: this silo has sent its {share} messages")
-        batch.sealed.add(sealed)
-        batch.senders[token] += 1
-
-    def release(self, token: bytes, name: str) -> list[bytes]:
-        """All messages of a batch in random order, once; afterwards only its name is remembered."""
-        self._require_server(token)
-        batch = self._batch(name)
-        if batch.released:
-            raise Refused(f"batch {name!r} has been released already")
-        wanted = dict(zip(self._silos, batch.terms.shares, strict=True))
-        late = sum(batch.senders[silo] < share for silo, share in wanted.items())
-        if late:
-            raise Refused(f"not whole: {late} of {batch.terms.silos} silos have not sent their whole share")
-        released = permuted(batch.sealed)
-        batch.released = True
-        batch.sealed, batch.senders = set(), Counter()
-        return released
-
-    def _check_agreed(self, name: str, terms: Terms) -> None:
-        if not self._agreed:
-            return
-        agreed = self._agreed.get(name.rpartition("/")[2])
-        if agreed is None:
-            raise Refused(f"batch {name!r}: the plan has no such query")
-        if not agreed.allow(terms):
-            raise Refused(f"batch {name!r}: terms other than the plan's {agreed}")
-
-    def _batch(self, name: str) -> _Collected:
-        if name not in self._batches:
-            raise Refused(f"unknown batch {name!r}")
-        return self._batches[name]
-
-    def _require_server(self, token: bytes) -> None:
-        if not secrets.compare_digest(token, self._server):
-            raise Refused("only the server may do this")
+def digest_of(arrays: Mapping[str, np.ndarray]) -> bytes:
+    return hashlib.sha256(encode({}, dict(sorted(arrays.items())))).digest()
 
 
-def permuted(sealed: set[bytes]) -> list[bytes]:
-    # Sorted first: a set's own order depends on the order of arrival.
+def permuted(sealed: Collection[bytes]) -> list[bytes]:
+    # Sorted first: the order of a set, too, depends on the order of arrival.
     released = sorted(sealed)
     secrets.SystemRandom().shuffle(released)
     return released
-
-
-class ShufflerClient:
-    """A silo's or the server's connection to the shuffler process."""
-
-    def __init__(self, port: int, token: bytes, patience: float = 600.0):
-        if len(token) != TOKEN:
-            raise ValueError(f"token must have {TOKEN} bytes, not {len(token)}")
-        self._socket, self._patience = socket.create_connection(("127.0.0.1", port), patience), patience
-        self._socket.sendall(token)
-        self._socket.setblocking(False)
-
-    def __enter__(self) -> ShufflerClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def open(self, name: str, terms: Terms) -> None:
-        self._ask({"kind": "open", "batch": name, "terms": terms._asdict()})
-
-    def submit(self, name: str, sealed: Sequence[bytes]) -> dict[str, np.ndarray]:
-        """Nothing is left for the answer to the server to carry."""
-        self._ask({"kind": "submit", "batch": name}, {"sealed": rows(sealed)})
-        return {}
-
-    def release(self, name: str, sealed_size: int, carried: Sequence[Mapping[str, np.ndarray]] = ()) -> list[bytes]:
-        return split(self._ask({"kind": "release", "batch": name}).get("sealed"), name, sealed_size)
-
-    def _ask(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        put_frame(self._socket.fileno(), encode(header, dict(arrays or {})), self._patience)
-        answered = take_frame(self._socket.fileno(), self._patience)
-        if not answered:
-            raise ConnectionError("the shuffler closed the connection")
-        header, arrays = decode(answered)
-        if header.get("kind") == "refused":
-            raise Refused(str(header.get("reason")))
-        return dict(arrays)
-
-
-def split(released: np.ndarray | None, name: str, sealed_size: int) -> list[bytes]:
-    """The messages that a shuffler has released."""
-    if released is None or released.dtype != np.uint8 or released.ndim != 2 or released.shape[1] != sealed_size:
-        raise Refused(f"batch {name!r}: the shuffler's answer is no batch of messages of {sealed_size} bytes")
-    return [row.tobytes() for row in released]
 
 
 def rows(sealed: Sequence[bytes]) -> np.ndarray:
@@ -185,30 +104,11 @@ def rows(sealed: Sequence[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(sealed), np.uint8).reshape(len(sealed), -1 if sealed else 0)
 
 
-def answer(shuffler: Shuffler, token: bytes, request: bytes) -> bytes:
-    """One request frame to one answer frame; a bad request is refused, never fatal."""
-    try:
-        header, arrays = decode(request)
-        kind, name = header.get("kind"), str(header.get("batch"))
-        if kind == "submit":
-            for sealed in submitted(arrays):
-                shuffler.submit(token, name, sealed)
-            return encode({"kind": "done"}, {})
-        if kind == "open":
-            shuffler.open(token, name, terms_of(header.get("terms")))
-            return encode({"kind": "done"}, {})
-        if kind == "release":
-            return encode({"kind": "released"}, {"sealed": rows(shuffler.release(token, name))})
-        raise Refused(f"unknown kind of request {kind!r}")
-    except ValueError as reason:
-        return encode({"kind": "refused", "reason": str(reason)}, {})
-
-
-def submitted(arrays: Mapping[str, np.ndarray]) -> list[bytes]:
-    sealed = arrays.get("sealed")
-    if sealed is None or sealed.dtype != np.uint8 or sealed.ndim != 2:
-        raise Refused("submit: sealed messages must be rows of bytes")
-    return [row.tobytes() for row in sealed]
+def split(released: np.ndarray | None, name: str, sealed_size: int) -> list[bytes]:
+    """The messages that a shuffler has released."""
+    if released is None or released.dtype != np.uint8 or released.ndim != 2 or released.shape[1] != sealed_size:
+        raise Refused(f"batch {name!r}: the shuffler's answer is no batch of messages of {sealed_size} bytes")
+    return [row.tobytes() for row in released]
 
 
 def terms_of(told: Any) -> Terms:
@@ -222,62 +122,66 @@ def terms_of(told: Any) -> Terms:
         raise Refused(f"terms must be an object with the fields {', '.join(Terms._fields)}") from error
 
 
-def longest_request(agreed: Mapping[str, Terms]) -> int:
-    """A silo's whole share is the longest that anybody has to say."""
-    return HEADER + max(terms.sealed_size * max(terms.shares) for terms in agreed.values())
+# --- on one machine ----------------------------------------------------------------------------------------------
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
+class LocalShuffler(ExitStack):
+    """The shuffler of one message run, in a folder of its own."""
 
-    def __init__(self, shuffler: Shuffler, parties: int, longest: int):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.shuffler, self.longest, self.lock = shuffler, longest, threading.Lock()
-        self.slots = threading.Semaphore(parties + STRANGERS)
+    def __init__(self, folder: Path):
+        super().__init__()
+        os.umask(0o077)
+        self.enter_context(held(folder, "shuffler"))
+        self.ledger = Ledger(folder / LEDGER, folder / COUNTER)
+        self.callback(self.ledger.close)
+        self.box = read_box(folder / BOX) if (folder / BOX).is_file() else create_box(folder / BOX)
+        self.batches: Batches | None = None
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self.slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def reply(self, data: bytes) -> bytes:
+        """One request and its answer; a bad request is refused, never fatal."""
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.slots.release()
+            header, arrays = decode(data)
+            kind = header.get("kind")
+            if kind == "hello":
+                return encode({"kind": "ready", "box": public_of(self.box)}, {})
+            if kind == "setup":
+                return self._setup(header)
+            if kind != "shuffle":
+                raise Refused(f"unknown kind of request {kind!r}")
+            if self.batches is None:
+                raise Refused("no plan yet: send setup first")
+            return self.batches.shuffle(header, arrays)
+        except TOLD as reason:
+            return encode({"kind": "refused", "reason": str(reason)}, {})
+        except (sqlite3.Error, OSError) as error:
+            return encode({"kind": "refused", "reason": f"the ledger could not be written ({error})"}, {})
+
+    def _setup(self, header: Mapping[str, Any]) -> bytes:
+        told, run = dict(header["terms"]), str(header.get("run"))
+        terms, fingerprint = {query: terms_of(each) for query, each in told.items()}, digest_of_terms(told)
+        begun = [(each.run, each.fingerprint) for each in self.ledger.runs()]
+        if begun and begun != [(run, fingerprint)]:
+            raise Refused("setup: this shuffler has begun another run, or this one with other terms")
+        if not begun:
+            self.ledger.begin(run, fingerprint, [], {})
+        self.batches = Batches(self.ledger, run, terms, self._opened)
+        return encode({"kind": "ready"}, {})
+
+    def _opened(self, parcel: np.ndarray, index: int, batch: str) -> bytes:
+        if parcel.dtype != np.uint8 or parcel.ndim != 1:
+            raise Refused("parcel: is none")
+        return unwrapped(parcel.tobytes(), self.box, label(index, batch))
 
 
-class _Handler(socketserver.BaseRequestHandler):
-    server: _Server  # type: ignore[assignment]
-
-    def handle(self) -> None:
-        self.request.setblocking(False)
-        descriptor = self.request.fileno()
-        try:
-            token = take_bytes(descriptor, TOKEN, HELLO)
-            if not self.server.shuffler.knows(token):
-                return
-            while request := take_frame(descriptor, FRAME, self.server.longest, IDLE):
-                with self.server.lock:
-                    reply = answer(self.server.shuffler, token, request)
-                put_frame(descriptor, reply, FRAME)
-        except (Refused, OSError):  # a frame that is none, or a peer that went away: the connection ends, no more
-            return
+def digest_of_terms(told: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(dict(told))).hexdigest()
 
 
 def main() -> None:
-    """Serve one run: parties from the first input line, the port on standard output."""
-    parties = json.loads(sys.stdin.readline())
-    silos = [bytes.fromhex(token) for token in parties["silos"]]
-    agreed = {query: terms_of(terms) for query, terms in parties["agreed"].items()}
-    shuffler = Shuffler(bytes.fromhex(parties["server"]), silos, agreed)
-    with _Server(shuffler, 1 + len(silos), longest_request(agreed)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(server.server_address[1], flush=True)
-        sys.stdin.read()  # the parent closes our input when the run is over
-        server.shutdown()
+    """Serve one run, until the input closes."""
+    with LocalShuffler(Path(sys.argv[1])) as shuffler:
+        while data := read_frame(sys.stdin.buffer):
+            write_frame(sys.stdout.buffer, shuffler.reply(data))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ opens the outer seal and cannot read what is inside.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,10 @@ from silodp.channels.sealed import Terms, unwrapped, wrapped
 from silodp.deploy.files import private_files, write_whole
 from silodp.deploy.signing import Key, check, opened
 from silodp.errors import ConfigError, Refused
-from silodp.plan.plan import Plan
 
 if TYPE_CHECKING:
     from silodp.deploy.document import Document
+    from silodp.plan.plan import Plan
 
 SHUFFLER, PARCEL = "shuffler", "parcel"  # purposes of signatures
 TOLD = {"site", "box", "versions"}
@@ -100,6 +100,23 @@ def bound(document: Document, index: int, batch: str) -> bytes:
 
 def signed_part(document: Document, index: int, batch: str, body: bytes) -> bytes:
     return bound(document, index, batch) + b"|" + hashlib.sha256(body).hexdigest().encode()
+
+
+def label(index: int, batch: str) -> bytes:
+    """What a parcel is bound to on one machine. Every run has a key of its own."""
+    return f"{index}|{batch}".encode()
+
+
+class LocalOutbox:
+    """A silo's link to the shuffler of a message run on one machine. Nobody signs: see silodp.deploy.shuffler."""
+
+    def __init__(self, invitation: Mapping[str, Any], index: int):
+        self.box, self.index = public(invitation["box"]), index
+        self.server_key = bytes.fromhex(invitation["server_key"])
+
+    def submit(self, batch: str, sealed: Sequence[bytes]) -> dict[str, np.ndarray]:
+        body = wrapped(b"".join(sealed), self.box, label(self.index, batch))
+        return {"parcel": np.frombuffer(body, np.uint8)}
 
 
 class Outbox:

@@ -25,7 +25,7 @@ from jaxtyping import Array, PyTree
 from silodp import registry
 from silodp.cache import keep_programs
 from silodp.core import Silo, Site, ask, privatised
-from silodp.deploy.shuffler import ShufflerClient
+from silodp.deploy.shuffling import LocalOutbox
 from silodp.deploy.wire import decode, encode, read_frame, write_frame
 from silodp.errors import Refused, Undecided
 from silodp.facts import Facts, Stream
@@ -44,15 +44,6 @@ from silodp.stages.maps import Map, mapped_records, sound, with_steps
 # Errors about what was sent: their text goes back.
 TOLD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
 KEPT = ("memory", "account", "wire")  # between rounds
-
-
-class ShufflerLink:
-    """A silo's link to the shuffler, and the server's key, to which it seals."""
-
-    def __init__(self, invitation: Mapping[str, Any]):
-        self.server_key = bytes.fromhex(invitation["server_key"])
-        self.client = ShufflerClient(invitation["port"], bytes.fromhex(invitation["token"]))
-        self.submit = self.client.submit
 
 
 class Vouching(Protocol):
@@ -96,7 +87,7 @@ class SiloServer:
             has = self.objective.parameters
             raise Refused(f"setup: the plan says {facts.parameters} parameters, the model has {has}")
         channel = self.whole.noised.alone()
-        link = outbox if setup["shuffler"] is None else ShufflerLink(setup["shuffler"])
+        link = outbox if setup["shuffler"] is None else LocalOutbox(setup["shuffler"], self.index)
         self.end = channel.silo_end(self.whole.declared, self.index, agreed_bytes(setup), link, self.seed)
         self.site = Site(self.objective, channel, stored, jnp.int32(size), jnp.int32(self.index), alone=True)
         self.streams = {s.name: s for s in self.whole.releases(self.index)}

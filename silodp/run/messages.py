@@ -13,7 +13,7 @@ import numpy as np
 
 from silodp.core import averaged
 from silodp.deploy.coordinator import MessageFederation
-from silodp.deploy.pipes import lasting, message_federation
+from silodp.deploy.pipes import message_federation
 from silodp.deploy.remote import Remote
 from silodp.releases import Account, Vector
 from silodp.run.answers import Answers
@@ -58,8 +58,7 @@ def by_messages(prepared: Prepared, directory: RunDirectory, history: History, p
     seed = plan.config.run.seed if plan.config.run.test_seed else None
     records = [silo.named() for silo in prepared.data.silos]
     kept = Answers(plan, directory) if plan.config.run.answers else None
-    folder = directory.path if lasting(plan) else None
-    with ExitStack() as ending, message_federation(plan, records, seed, folder) as fed:
+    with ExitStack() as ending, message_federation(plan, records, seed, directory.path) as fed:
         if kept is not None:
             fed.heard = kept.add
             ending.callback(kept.save)  # however the run ends
@@ -81,7 +80,7 @@ def staged(prepared: Prepared, fed: MessageFederation) -> Prepared:
         released = fed.stage(jnp.zeros(0))
         fed.leave(released)
         ground = ground.mapped(plan.derived(name, released))
-    for link in fed.processes:
+    for link in fed.parties:
         if isinstance(link, Remote):
             link.asked.clear()
     return assembled(ground, plan, prepared.bounds) if plan.before else prepared
@@ -144,9 +143,7 @@ def saved(
     """On the disk before the next question; silos are told with it which bytes nobody will ask for again."""
     if kept is not None:
         kept.save()
-    if not isinstance(fed.processes[0], Remote):
-        return
     directory.save_checkpoint(carry, len(history.rows))
-    for link in fed.processes:
+    for link in fed.parties:
         if isinstance(link, Remote):
             link.covered()

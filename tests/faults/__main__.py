@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 
 from silodp.compiler import compile_quickly
-from tests.faults.network import ALL, BROKEN, faults, inject
+from tests.faults.network import BROKEN, KINDS, RUNS, faults, inject
 
 KEPT = Path(".pytest_cache") / "faults.json"
-ONE_BATCH = 60
+ONE_BATCH = 40
 
 
 def main() -> None:
@@ -20,16 +22,27 @@ def main() -> None:
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     counts = Counter(json.loads(KEPT.read_text()) if KEPT.is_file() else {})
     while (done := faults(counts)) < wanted:
+        began, kind = time.monotonic(), list(KINDS)[counts["runs"] % len(KINDS)]
         with tempfile.TemporaryDirectory() as folder:
-            inject(Path(folder), min(ONE_BATCH, wanted - done), done, counts)
+            inject(Path(folder), min(ONE_BATCH, wanted - done), done, counts, kind)
         KEPT.parent.mkdir(exist_ok=True)
         KEPT.write_text(json.dumps(counts))
-        print(f"{faults(counts)} faults, {sum(counts[name] for name in BROKEN)} broken", flush=True)
-    width = max(map(len, (*ALL, *BROKEN)))
-    for name in (*ALL, "runs", "finished", *BROKEN):
-        print(f"{name.ljust(width)} {counts[name]:6d}")
-    print(f"{'faults'.ljust(width)} {faults(counts):6d}")
+        told = f"{faults(counts)} faults, {sum(counts[name] for name in BROKEN)} broken"
+        print(f"{told}; {kind}: {time.monotonic() - began:.0f} s", flush=True)
+    print(table(counts))
     sys.exit(any(counts[name] for name in BROKEN) or counts["finished"] != counts["runs"])
+
+
+def table(counts: Counter[str]) -> str:
+    """As it stands in docs/faults.md."""
+    names = sorted(name for name, number in counts.items() if number and name not in (*BROKEN, *RUNS))
+    half = -(-len(names) // 2)
+    cells = lambda name: f"{name} | {counts[name]}" if name else " | "
+    lines = [f"{faults(counts)} faults, {counts['runs']} runs, {counts['finished']} finished:", ""]
+    lines += ["| fault | number | fault | number |", "|---|---:|---|---:|"]
+    lines += [f"| {cells(a)} | {cells(b)} |" for a, b in zip_longest(names[:half], names[half:])]
+    lines += ["", "| must be 0 | number |", "|---|---:|"]
+    return "\n".join([*lines, *(f"| {name} | {counts[name]} |" for name in BROKEN)])
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ import json
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,73 @@ from silodp.deploy.desk import question_of
 from silodp.deploy.listen import GuardSocket, Listener
 from silodp.deploy.policy import SOCKET
 from silodp.deploy.server import CERTIFICATES
-from silodp.deploy.signing import canonical
+from silodp.deploy.signing import SERVER_KEY, canonical
 from silodp.deploy.wire import decode
 from tests.faults import disks
-from tests.faults.parties import LARGEST, ONCE, Process, run_guard, run_relay, run_server, spoilt, started
-from tests.guards import Federation, config_of
+from tests.faults.parties import (
+    LARGEST,
+    ONCE,
+    Dropped,
+    Process,
+    book_of,
+    killed,
+    run_guard,
+    run_relay,
+    run_server,
+    spoilt,
+    started,
+)
+from tests.faults.strikes import FAULTS, OFTEN
+from tests.guards import MIXER, SIZES, Federation, config_of
 
-ROUNDS = 30  # of one run
+RATE = 0.6  # how often a message meets a fault
 BROKEN = ("lost", "overspent", "two answers to one question", "not noticed", "hung", "orphans")
+RUNS = ("runs", "finished")
 LONGEST = 3600.0  # seconds for one run; longer is hung
 LARGE = (1 << 20, 64)  # bytes: with the second nearly everything is in a ledger's side files
 
 
-class Dropped(ConnectionError):
-    """No answer comes back; whoever asked will ask again."""
+@dataclass(frozen=True)
+class Kind:
+    """A federation: its sites' records, what is trained, and whether a shuffler is one more site."""
+
+    options: Mapping[str, Any]
+    privacy: Mapping[str, Any]
+    sizes: Mapping[str, int] = field(default_factory=lambda: SIZES)
+    shuffler: bool = False
+    misses: bool = False  # whether a round may do without a site
+    rounds: int = 30  # of one run
+
+
+GRADIENT = {"name": "dp-gd", "clip_difference": None, "restart": None}
+KINDS = {
+    "untrusted": Kind(GRADIENT, {"epsilon": 0.01}),
+    "shuffled": Kind(
+        GRADIENT | {"randomizer": "privunit", "weights": "size"}, {"trust": "shuffled", "epsilon": 0.3}, shuffler=True
+    ),
+    "sums": Kind(
+        GRADIENT,
+        {"trust": "aggregated", "epsilon": 0.3, "missing": 1, "colluding": 1},
+        SIZES | {"east": 9, "west": 14},
+        misses=True,
+        rounds=6,  # with six messages a site and round
+    ),
+}
 
 
 class Network:
-    """Two sites and a server in processes, and what goes wrong between them."""
+    """Sites and a server in processes, and what goes wrong between them."""
 
-    def __init__(self, root: Path, seed: int, counts: Counter[str], rate: float = 0.6, rounds: int = ROUNDS):
-        self.root, self.random, self.counts, self.rate, self.rounds = root, random.Random(seed), counts, rate, rounds
+    def __init__(
+        self, root: Path, seed: int, counts: Counter[str], kind: str = "untrusted", rounds: int | None = None,
+        longest: float = LONGEST,
+    ):  # fmt: skip
+        self.root, self.random, self.counts, self.rate = root, random.Random(seed), counts, RATE
+        self.kind, self.longest = KINDS[kind], longest
+        self.rounds = rounds or self.kind.rounds
         self.large = LARGE[seed % 2]
         self.given: dict[tuple[str, bytes], bytes] = {}  # by site and question
-        self.sites = Federation(root / "sites")
+        self.sites = Federation(root / "sites", dict(self.kind.sizes), self.kind.shuffler)
         self.names = list(self.sites.folders)
         self.locks = {site: threading.RLock() for site in self.names}
         self.counting, self.stopping = threading.Lock(), threading.Event()
@@ -103,6 +146,8 @@ class Network:
         with self.locks[site]:
             if self.guards[site].exitcode is not None:
                 self.restarted(site)
+            if self.relays[site].exitcode is not None:
+                self.relays[site] = self.relay(site)
             if self.chosen() > self.rate:
                 return self.answer(site, data)
             name = self.random.choice(OFTEN)
@@ -117,6 +162,10 @@ class Network:
     def count(self, name: str, by: int = 1) -> None:
         with self.counting:
             self.counts[name] += by
+
+    def struck(self, site: str, name: str) -> None:
+        """A fault that came about."""
+        self.count(name.replace("guard", "shuffler") if site == MIXER else name)
 
     def answer(self, site: str, data: bytes) -> bytes:
         """What a guard says through its relay; the same question never gets two answers."""
@@ -133,7 +182,7 @@ class Network:
 
     def compare(self, site: str, data: bytes, answer: bytes) -> None:
         header, arrays = decode(data)
-        if header["kind"] == "ask" and decode(answer)[0]["kind"] == "answer":
+        if header["kind"] in ("ask", "shuffle") and decode(answer)[0]["kind"] == "answer":
             with self.counting:
                 known = self.given.setdefault((site, question_of(header, arrays)), answer)
                 self.counts["two answers to one question"] += known != answer
@@ -144,12 +193,15 @@ class Network:
         """One plan to its end, however often it has to go on."""
         self.given.clear()
         self.old.clear()
-        options = {"name": "dp-gd", "rounds": self.rounds, "clip_difference": None, "restart": None}
-        document = self.sites.document(config_of(privacy={"epsilon": 0.01}, algorithm=options))
+        options = dict(self.kind.options) | {"rounds": self.rounds}
+        document = self.sites.document(config_of(privacy=dict(self.kind.privacy), algorithm=options))
         self.number, approvals = document.run, self.sites.approve(document)
         plan, self.folder = self.root / f"{document.run}.json", self.root / document.run
         plan.write_bytes(canonical(document.tree))
-        paths, until = {site: self.path("net", site) for site in self.names}, time.monotonic() + LONGEST
+        if self.kind.shuffler:
+            self.folder.mkdir(mode=0o700)
+            shutil.copy(self.root / "sites" / SERVER_KEY, self.folder / SERVER_KEY)
+        paths, until = {site: self.path("net", site) for site in self.names}, time.monotonic() + self.longest
         while not (self.folder / CERTIFICATES).is_file() and time.monotonic() < until:
             order = self.server_order()
             self.server = party = started(run_server, plan, approvals, paths, self.folder, order)
@@ -173,23 +225,27 @@ class Network:
     def check(self, site: str, finished: bool = False) -> None:
         """The invariants, from the ledger on the disk: it may be read while a guard writes it."""
         rows, events, counted = self.read(site)
-        released = 0 if counted is None else sum(line["count"] for line in json.loads(counted[0]))
+        released = rows  # of a shuffler: it has no budget
+        if site != MIXER:
+            released = 0 if counted is None else sum(line["count"] for line in json.loads(counted[0]))
         with self.counting:
             mine = sum(owner == site for owner, _ in self.given)
         whole = released == rows == events and mine <= rows
-        self.count("lost", not whole or (finished and not mine == rows == self.rounds))
+        all_there = mine == rows == self.rounds or self.kind.misses
+        self.count("lost", not whole or (finished and not all_there))
         self.count("overspent", released > self.rounds)
 
     def read(self, site: str) -> tuple[int, int, Any]:
         """Answers, entries of answers, and what was counted, all at one moment; after its guard has opened it again."""
+        asked = "shuffle" if site == MIXER else "ask"
         for _ in range(600):
             try:
                 with closing(book_of(self.sites.folders[site])) as book:
                     book.execute("begin")
                     one = lambda sql: book.execute(sql, (self.number,)).fetchone()
                     return (
-                        one("select count(*) from answer where run = ? and key like 'ask%'")[0],
-                        one("select count(*) from chain where event like '%\"ask %' and instr(event, ?)")[0],
+                        one(f"select count(*) from answer where run = ? and key like '{asked} %'")[0],
+                        one(f"select count(*) from chain where event like '%\"{asked} %' and instr(event, ?)")[0],
                         one("select counted from run where run = ?"),
                     )
             except sqlite3.OperationalError:
@@ -197,254 +253,18 @@ class Network:
         raise AssertionError(f"{site}: its guard does not come back")
 
 
-def book_of(folder: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{folder}/ledger.db?mode=ro", uri=True, timeout=30)
-
-
-def killed(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()
-    process.join(30)
-
-
-# --- faults of messages ------------------------------------------------------------------------------------------
-
-Fault = Callable[[Network, str, bytes, str], bytes]
-
-
-def dropped(network: Network, site: str, data: bytes, name: str) -> bytes:
-    network.count(name)
-    raise Dropped
-
-
-def lost(network: Network, site: str, data: bytes, name: str) -> bytes:
-    network.answer(site, data)
-    network.count(name)
-    raise Dropped
-
-
-def doubled(network: Network, site: str, data: bytes, name: str) -> bytes:
-    network.count(name)
-    network.answer(site, data)
-    return network.answer(site, data)
-
-
-def reordered(network: Network, site: str, data: bytes, name: str) -> bytes:
-    """An older message comes again, before this one."""
-    network.old.append((site, data))
-    network.answer(site, network.random.choice([old for owner, old in network.old if owner == site]))
-    network.count(name)
-    return network.answer(site, data)
-
-
-def delayed(network: Network, site: str, data: bytes, name: str) -> bytes:
-    """It arrives when the server has asked again."""
-
-    def later() -> None:
-        network.stopping.wait(0.5 * network.chosen())
-        with suppress(Dropped):
-            network.answer(site, data)
-
-    network.late.append(threading.Thread(target=later, daemon=True))
-    network.late[-1].start()
-    network.count(name)
-    raise Dropped
-
-
-def cut(network: Network, site: str, data: bytes, name: str) -> bytes:
-    """A part of the message reaches the guard, then all of it."""
-    network.count(name)
-    link = GuardSocket(network.path("relays", site), ONCE)
-    with suppress(OSError, ValueError):
-        told = decode(link.ask(data[: network.random.randrange(1, len(data) - 1)]))[0]
-        network.count("not noticed", told["kind"] != "refused")
-    link.close()
-    return network.answer(site, data)
-
-
-# --- faults of processes -----------------------------------------------------------------------------------------
-
-
-def during(network: Network, site: str, data: bytes, strike: Callable[[], None]) -> None:
-    """Something happens at a random moment while a question is answered."""
-    asking = threading.Thread(target=lambda: suppressed(network, site, data))
-    asking.start()
-    time.sleep(1.3 * network.usual * network.chosen())
-    strike()
-    asking.join(2 * ONCE)
-
-
-def suppressed(network: Network, site: str, data: bytes) -> None:
-    with suppress(Dropped):
-        network.answer(site, data)
-
-
-def guard_killed(network: Network, site: str, data: bytes, name: str) -> bytes:
-    during(network, site, data, network.guards[site].kill)
-    network.restarted(site)
-    network.count(name)
-    raise Dropped
-
-
-def relay_killed(network: Network, site: str, data: bytes, name: str) -> bytes:
-    during(network, site, data, network.relays[site].kill)
-    killed(network.relays[site])
-    network.relays[site] = network.relay(site)
-    network.count(name)
-    raise Dropped
-
-
-def server_killed(network: Network, site: str, data: bytes, name: str) -> bytes:
-    """While it waits, or when it has the answer and works on it."""
-    assert network.server is not None
-    if network.chosen() < 0.5:
-        during(network, site, data, network.server.kill)
-        network.count(name)
-        raise Dropped
-    answer, victim = network.answer(site, data), network.server
-
-    def later() -> None:
-        time.sleep(2 * network.usual * network.chosen())
-        victim.kill()
-
-    threading.Thread(target=later, daemon=True).start()
-    network.count(name)
-    return answer
-
-
-def stopped(network: Network, site: str, data: bytes, name: str) -> bytes:
-    """A guard that hangs: nobody else does, and it goes on later as if nothing had been."""
-    pid = network.guards[site].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZX":
-        time.sleep(0.01)  # on a busy machine its other threads go on for a while
-    began, link = time.monotonic(), GuardSocket(network.path("relays", site), 0.3)
-    try:
-        link.ask(data)
-        network.count("not noticed")
-    except (OSError, ValueError):
-        network.count("hung", time.monotonic() - began > 5.0)
-    finally:
-        link.close()
-        os.kill(pid, signal.SIGCONT)
-    network.count(name)
-    raise Dropped
-
-
-def second_guard(network: Network, site: str, data: bytes, name: str) -> bytes:
-    """Two guards in one folder would answer twice."""
-    second = network.guard(site)
-    second.join(LONGEST)
-    network.count("not noticed", second.exitcode != 1)
-    killed(second)
-    network.count(name)
-    return network.answer(site, data)
-
-
-# --- faults of disks ---------------------------------------------------------------------------------------------
-
-
-def failing(network: Network, site: str, data: bytes, name: str) -> bytes:
-    """The guard's disk fails in the middle of its commit."""
-    order, chosen = network.order(site), network.random
-    fault = name.removeprefix("guard: ").removesuffix(", power cut")
-    told = {"fault": fault, "place": chosen.randrange(-4096, 16384)}
-    order.with_suffix(".partial").write_text(json.dumps(told))
-    os.replace(order.with_suffix(".partial"), order)
-    answer = None
-    with suppress(Dropped):
-        answer = network.answer(site, data)
-    order.unlink(missing_ok=True)
-    hit = order.with_suffix(".hit")
-    deadly = fault == "torn write" or fault.startswith("killed")
-    network.guards[site].join(3.0 if answer is None and deadly else 0.0)
-    died = network.guards[site].exitcode is not None
-    if died:
-        if name.endswith("power cut"):
-            disks.power_cut(network.sites.folders[site], order.with_suffix(".before"), chosen)
-        network.restarted(site)
-    network.count(name, died or hit.is_file() or name.endswith("jumps"))
-    hit.unlink(missing_ok=True)
-    if answer is None or decode(answer)[0].get("code") == "disk":
-        raise Dropped
-    return answer
-
-
-def put_back(network: Network, site: str, data: bytes, name: str) -> bytes:
-    """A ledger from an older copy is noticed, and the newer one goes on."""
-    folder = network.sites.folders[site]
-    network.read(site)
-    with closing(book_of(folder)) as book:
-        entries = book.execute("select max(seq) from chain").fetchone()[0]
-    killed(network.guards[site])
-    now, (then, older) = disks.files_of(folder), network.older.get(site, (entries, {}))
-    if entries > then + 1:  # the last entry may not have been noted, and then nothing was sent either
-        replaced(folder, ledgers(older))
-        fooled = network.guard(site)
-        fooled.join(LONGEST)
-        network.count("not noticed", fooled.exitcode != 1)
-        killed(fooled)
-        replaced(folder, ledgers(now))
-        network.count(name)
-    network.older[site] = entries, now
-    network.guards[site] = network.guard(site)
-    raise Dropped
-
-
-def ledgers(files: disks.Files) -> disks.Files:
-    return {file: data for file, data in files.items() if file.name in ("ledger.db", "ledger.db-wal")}
-
-
-def replaced(folder: Path, files: disks.Files) -> None:
-    for file in folder.glob("ledger.db*"):
-        file.unlink()
-    for file, data in files.items():
-        file.write_bytes(data)
-
-
-FAULTS: dict[str, Fault] = {
-    "message dropped": dropped,
-    "answer lost": lost,
-    "message doubled": doubled,
-    "messages reordered": reordered,
-    "message delayed": delayed,
-    "message cut": cut,
-    "guard: kill -9": guard_killed,
-    "relay: kill -9": relay_killed,
-    "server: kill -9": server_killed,
-    "guard stopped": stopped,
-    "second guard": second_guard,
-    "ledger put back": put_back,
-    "guard: disk full": failing,
-    "guard: torn write": failing,
-    "guard: write fails": failing,
-    "guard: sync fails": failing,
-    "guard: killed at write": failing,
-    "guard: killed at sync": failing,
-    "guard: killed at sync, power cut": failing,
-    "guard: killed at rename": failing,
-    "guard: killed at unlink": failing,
-    "guard: no file handles": failing,
-    "guard: counter not written": failing,
-    "guard: clock jumps": failing,
-}
-OFTEN = [*FAULTS, "guard: kill -9", "server: kill -9"]
-SERVER_FAULTS = tuple(f"server: {fault}" for fault in ("disk full", "killed at sync", "killed at rename"))
-ALL = (*FAULTS, *SERVER_FAULTS)
-
-
 def faults(counts: Counter[str]) -> int:
-    return sum(counts[name] for name in ALL)
+    return sum(number for name, number in counts.items() if name not in (*BROKEN, *RUNS))
 
 
 def inject(
-    root: Path, count: int, seed: int, counts: Counter[str], rate: float = 0.6, rounds: int = ROUNDS
-) -> Counter[str]:
+    root: Path, count: int, seed: int, counts: Counter[str], kind: str = "untrusted", rounds: int | None = None,
+    longest: float = LONGEST,
+) -> Counter[str]:  # fmt: skip
     """At least so many faults, over as many runs as they take."""
-    until, network = faults(counts) + count, Network(root, seed, counts, rate, rounds)
+    until, network = faults(counts) + count, Network(root, seed, counts, kind, rounds, longest)
     with network.running():
-        while faults(counts) < until:
+        while faults(counts) < until and not counts["hung"]:
             network.run()
     everybody = [*network.guards.values(), *network.relays.values(), network.server]
     counts["orphans"] += sum(process is not None and process.is_alive() for process in everybody)

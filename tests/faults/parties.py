@@ -10,31 +10,53 @@ import multiprocessing
 import os
 import random
 import resource
+import sqlite3
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
 from typing import Any
 
-from silodp.deploy import blobs, guard, guarding, ledger, server, silo  # noqa: F401 (a fork finds them imported)
+from silodp.deploy import blobs, guarding, ledger, server, silo  # noqa: F401 (a fork finds them imported)
 from silodp.deploy.approval import load
+from silodp.deploy.guard import Guard
 from silodp.deploy.listen import GuardSocket, Listener, sockets
+from silodp.deploy.mixer import Mixer
+from silodp.deploy.office import Office
 from silodp.deploy.wire import decode
 from silodp.errors import ConfigError
 from tests.faults import disks
 
-ONCE, PATIENCE = 10.0, 300.0  # seconds: for one try, and for all of them
+ONCE, PATIENCE = 10.0, 60.0  # seconds: for one try, and for all of them
+STARTING = 120.0  # seconds that a process may take to start, or to refuse to
 LARGEST = 1 << 24
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.faults.parties"])
 
 
+class Dropped(ConnectionError):
+    """No answer comes back; whoever asked will ask again."""
+
+
 def started(target: Any, *given: Any) -> Process:
     process = CONTEXT.Process(target=target, args=given)
     process.start()
+    # Threads that start other processes ask all known ones for their exit codes, and a code can be read only once.
+    multiprocessing.process._children.discard(process)  # pyright: ignore[reportAttributeAccessIssue]
     return process
+
+
+def killed(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    process.join(30)
+
+
+def book_of(folder: Path) -> sqlite3.Connection:
+    """A ledger, to be read while its guard writes it."""
+    return sqlite3.connect(f"file:{folder}/ledger.db?mode=ro", uri=True, timeout=30)
 
 
 def quiet(log: Path) -> None:
@@ -49,23 +71,13 @@ def quiet(log: Path) -> None:
 
 
 def run_guard(folder: Path, order: Path, large: int) -> None:
-    """As `silodp silo guard`. `order`: a file that says which disk fault comes with the next question."""
+    """As `silodp silo guard`, or a shuffler's. `order`: a file that says what goes wrong with the next question."""
     quiet(folder.with_suffix(".log"))
-    blobs.LARGE, honest, answers = large, guard.Guard.reply, guard.Guard._reply
+    blobs.LARGE, honest = large, Office.reply
+    for kind in (Guard, Mixer):
+        kind._reply = breaking(kind._reply, folder, order)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def broken_reply(self: guard.Guard, data: bytes) -> bytes:
-        """Under the guard's lock: nobody else writes meanwhile."""
-        if not order.is_file():
-            return answers(self, data)
-        told = json.loads(order.read_text())
-        order.unlink()
-        self.told = told  # pyright: ignore[reportAttributeAccessIssue]
-        if told["fault"].startswith("killed at"):
-            disks.keep(folder, order.with_suffix(".before"))
-        with broken(self, told):
-            return answers(self, data)
-
-    def reply(self: guard.Guard, data: bytes) -> bytes:
+    def reply(self: Office, data: bytes) -> bytes:
         self.told = {}  # pyright: ignore[reportAttributeAccessIssue]
         hit = order.with_suffix(".hit")
         try:
@@ -79,15 +91,31 @@ def run_guard(folder: Path, order: Path, large: int) -> None:
             raise ConnectionError  # this thread cannot write any more
         return answer
 
-    guard.Guard.reply, guard.Guard._reply = reply, broken_reply
+    Office.reply = reply
     try:
         guarding.serve(folder)
     except ConfigError as error:
         sys.exit(f"error: {error}")
 
 
+def breaking(answers: Callable[[Any, bytes], bytes], folder: Path, order: Path) -> Callable[[Any, bytes], bytes]:
+    def reply(self: Any, data: bytes) -> bytes:
+        """Under the guard's lock: nobody else writes meanwhile."""
+        if not order.is_file():
+            return answers(self, data)
+        told = json.loads(order.read_text())
+        order.unlink()
+        self.told = told
+        if told["fault"].startswith("killed at"):
+            disks.keep(folder, order.with_suffix(".before"))
+        with broken(self, told):
+            return answers(self, data)
+
+    return reply
+
+
 @contextmanager
-def broken(guard: guard.Guard, told: dict[str, Any]) -> Iterator[None]:
+def broken(guard: Office, told: dict[str, Any]) -> Iterator[None]:
     """One disk fault during one question."""
     fault, place = told["fault"], told["place"]
     log = Path(f"{guard.ledger.path}-wal")

@@ -6,8 +6,14 @@ from tests.mutants.harness import Mutant
 
 DEPLOYED = [
     Mutant(
-        "answer-before-the-counter", "silodp/deploy/desk.py",
-        "            self.ledger.note_last()\n", "",
+        "sums-that-stand-nobody", "silodp/deploy/policy.py",
+        "stands < limits.colluding:", "stands < 0:",
+        "a server proposes sums that one silo which works for it can take apart",
+        "tests/test_deploy_attacks.py::test_an_honest_plan_beyond_the_limits_is_refused[sums that stand no colluding silo]",
+    ),
+    Mutant(
+        "answer-before-the-counter", "silodp/deploy/ledger.py",
+        "        self.note_last()\n        return seen.reply\n", "        return seen.reply\n",
         "an answer leaves that a ledger from an older copy would not know of, and nobody would notice",
         "tests/test_deploy_ledger.py::test_the_counter_knows_of_an_entry_before_its_answer_leaves",
     ),
