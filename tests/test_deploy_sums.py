@@ -29,7 +29,11 @@ def summed(**privacy: int) -> Config:
 
 
 def test_the_screen_says_what_is_left_if_others_collude(sites):
-    """A plan may be calibrated against nobody: an operator sees that before approving it."""
+    """A plan that is calibrated against nobody is refused, until the operator says that it may be."""
+    with pytest.raises(Denied, match="fewer colluding silos than this site wants"):
+        screen(sites.folders["south"], sites.document(summed(colluding=0)))
+    policy = sites.folders["south"] / "guard.toml"
+    policy.write_text(policy.read_text().replace("[limits]", "[limits]\ncolluding = 0"))
     told = screen(sites.folders["south"], sites.document(summed(colluding=0)))
     assert "if 0 of 4 silos collude: epsilon 1\n" in told and "if all others collude: epsilon 2." in told
     assert "for every record of this site" in told and len(told.splitlines()) < 24

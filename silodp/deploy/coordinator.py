@@ -21,6 +21,7 @@ from silodp.core import Algorithm
 from silodp.deploy.links import Answer as Told
 from silodp.deploy.links import Link
 from silodp.deploy.recorded import Recorded
+from silodp.deploy.shuffling import PARCEL
 from silodp.deploy.wire import Late
 from silodp.errors import Gone, Refused
 from silodp.plan.plan import Plan
@@ -260,7 +261,8 @@ class MessageFederation:
             packed = checked(self.processes[index].receive(), self._expected(index, stream))
         except Refused as error:
             raise self._missing(index, error) from None
-        self.bits[0] += 8 * sum(a.nbytes for a in packed.arrays.values())
+        # What is in a parcel is counted when the shuffler has released it.
+        self.bits[0] += 8 * sum(array.nbytes for name, array in packed.arrays.items() if name != PARCEL)
         self.gradients += packed.facts["gradients"]
         return packed
 

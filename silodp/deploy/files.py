@@ -86,6 +86,15 @@ def held(folder: Path, what: str) -> Iterator[None]:
             os.close(handle)
 
 
+def is_free(folder: Path) -> bool:
+    """Whether no program works in a folder (`held`)."""
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        return locked(handle)
+    finally:
+        os.close(handle)
+
+
 def checksum(arrays: Mapping[str, np.ndarray], more: bytes) -> str:
     """Of named arrays, and of what is told with them."""
     digest = hashlib.sha256(more)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silodp.deploy.crew import Crew
-from silodp.deploy.files import private_files, write_whole
+from silodp.deploy.files import is_free, private_files, write_whole
 from silodp.deploy.policy import is_shuffler, operators_file, read_policy, socket_of
 from silodp.deploy.signing import SERVER_KEY, canonical
 from silodp.errors import ConfigError, Refused
@@ -36,6 +36,8 @@ AT_SERVER = {"download_job": "any", "operate": "any"}
 SUBMITTERS = ("project_admin", "lead")  # roles that may submit a run; nobody else may do anything
 CERTIFICATES = "certificates.json"
 START = 300.0  # seconds until server and sites have found each other
+LOOK, UNATTENDED = 5.0, 120.0  # seconds: between looks at whether the run is worked on, and until it is given up
+ATTEMPTS = 3  # to go on with a run that makes no progress
 BUILDERS = """builders:
   - path: nvflare.lighter.impl.workspace.WorkspaceBuilder
   - path: nvflare.lighter.impl.static_file.StaticFileBuilder
@@ -253,6 +255,25 @@ def run_over(admin: Path, document: Document, run: Path, patience: float, say: C
 
 def submit(admin: Path, run: Path, sites: Sequence[str], patience: float, say: Callable[[str], None]) -> None:
     """Submit the run to the engine, and again when the engine loses it: guards and checkpoint know where it was."""
+    fruitless, again = 0, ""
+    while fruitless < ATTEMPTS:
+        before = progress(run)
+        one_job(admin, run, sites, patience, lambda text, again=again: say(text + again))
+        if (run / CERTIFICATES).is_file():
+            return
+        fruitless, again = 0 if progress(run) != before else fruitless + 1, " again"
+    stopped = run / "stopped.txt"
+    raise Refused(stopped.read_text().strip() if stopped.is_file() else "the engine did not finish the run; see logs")
+
+
+def progress(run: Path) -> int:
+    """Changes with every round."""
+    file = run / "checkpoint.safetensors"
+    return file.stat().st_mtime_ns if file.is_file() else 0
+
+
+def one_job(admin: Path, run: Path, sites: Sequence[str], patience: float, say: Callable[[str], None]) -> None:
+    """From one submission to its end, whatever end that is. A server of the engine that dies is one, too."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session  # pyright: ignore[reportMissingImports]
 
     until = time.monotonic() + START
@@ -260,19 +281,29 @@ def submit(admin: Path, run: Path, sites: Sequence[str], patience: float, say: C
     try:
         while len(session.get_system_info().client_info) < len(sites) and time.monotonic() < until:
             time.sleep(0.3)
-        for attempt in range(3):
-            with tempfile.TemporaryDirectory() as folder:  # submitting signs the job in its place
-                make_job(Path(folder) / run.name, run, sites, patience)
-                name = session.submit_job(str(Path(folder) / run.name))
-            say(f"run submitted{' again' if attempt else ''}")
-            while not str(session.get_job_meta(name).get("status")).startswith("FINISHED"):
-                time.sleep(0.3)
-            if (run / CERTIFICATES).is_file():
-                return
+        with tempfile.TemporaryDirectory() as folder:  # submitting signs the job in its place
+            make_job(Path(folder) / run.name, run, sites, patience)
+            name = session.submit_job(str(Path(folder) / run.name))
+        say("run submitted")
+        await_job(session, name, run)
+    except Exception as error:  # of many classes of the engine's own
+        say(f"the engine's server went away ({type(error).__name__}); run to be submitted")
     finally:
         session.close()
-    stopped = run / "stopped.txt"
-    raise Refused(stopped.read_text().strip() if stopped.is_file() else "the engine did not finish the run; see logs")
+
+
+def await_job(session: Any, name: str, run: Path) -> None:
+    """Until the engine says that the job is over. A server that was killed says for ever that its job is running, so it
+    is over too when nobody has worked on the run for long."""
+    worked = looked = time.monotonic()
+    while not str(session.get_job_meta(name).get("status")).startswith("FINISHED"):
+        time.sleep(0.3)
+        now = time.monotonic()
+        if now - looked > LOOK:
+            looked, worked = now, worked if is_free(run) else now
+        if now - worked > UNATTENDED:
+            session.abort_job(name)
+            return
 
 
 def retried(open_session: Callable[[], Any], until: float) -> Any:

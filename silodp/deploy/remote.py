@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from silodp.channels.sealed import Terms
 from silodp.deploy.links import Answer, Link, heard
 from silodp.deploy.shuffler import split
+from silodp.deploy.shuffling import PARCEL
 from silodp.deploy.wire import encode
 from silodp.errors import Refused
 
@@ -118,7 +119,7 @@ class RemoteShuffler:
         self.present = [i for i, share in enumerate(terms.shares) if share]
 
     def release(self, name: str, sealed_size: int, carried: Sequence[Mapping[str, np.ndarray]]) -> list[bytes]:
-        parcels = [each.get("parcel") for each in carried]
+        parcels = [each.get(PARCEL) for each in carried]
         if len(parcels) != len(self.present) or any(each is None for each in parcels):
             raise Refused(f"batch {name!r}: a silo's answer holds no parcel for the shuffler")
         arrays = {str(i): parcel for i, parcel in zip(self.present, parcels, strict=True) if parcel is not None}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from silodp.deploy.document import Document
     from silodp.plan.plan import Plan
 
-SHUFFLER, PARCEL = "shuffler", "parcel"  # purposes of signatures
+SHUFFLER, PARCEL = "shuffler", "parcel"  # purposes of signatures; the latter also names a silo's share in an answer
 TOLD = {"site", "box", "versions"}
 SIGNATURE = 64  # bytes
 
@@ -116,7 +116,7 @@ class LocalOutbox:
 
     def submit(self, batch: str, sealed: Sequence[bytes]) -> dict[str, np.ndarray]:
         body = wrapped(b"".join(sealed), self.box, label(self.index, batch))
-        return {"parcel": np.frombuffer(body, np.uint8)}
+        return {PARCEL: np.frombuffer(body, np.uint8)}
 
 
 class Outbox:
@@ -131,7 +131,7 @@ class Outbox:
     def submit(self, batch: str, sealed: Sequence[bytes]) -> dict[str, np.ndarray]:
         body = wrapped(b"".join(sealed), self.box, bound(self.document, self.index, batch))
         signature = self.key.sign(PARCEL, signed_part(self.document, self.index, batch, body))
-        return {"parcel": np.frombuffer(signature + body, np.uint8)}
+        return {PARCEL: np.frombuffer(signature + body, np.uint8)}
 
 
 def unpacked(parcel: np.ndarray, box: X25519PrivateKey, document: Document, index: int, batch: str) -> bytes:

@@ -12,11 +12,12 @@ import random
 import resource
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from silodp.deploy import blobs, guarding, ledger, server, silo  # noqa: F401 (a fork finds them imported)
 from silodp.deploy.approval import load
@@ -57,6 +58,32 @@ def killed(process: Process) -> None:
 def book_of(folder: Path) -> sqlite3.Connection:
     """A ledger, to be read while its guard writes it."""
     return sqlite3.connect(f"file:{folder}/ledger.db?mode=ro", uri=True, timeout=30)
+
+
+class Tallies(NamedTuple):
+    """Of one run, from the ledger on the disk."""
+
+    rows: int  # answers
+    events: int  # entries of answers
+    counted: int  # releases
+
+
+def tallies(folder: Path, run: str, asked: str = "ask") -> Tallies:
+    """All at one moment, after the folder's guard has opened its ledger again."""
+    for _ in range(600):
+        try:
+            with closing(book_of(folder)) as book:
+                book.execute("begin")
+                one = lambda sql: book.execute(sql, (run,)).fetchone()
+                counted = one("select counted from run where run = ?")
+                return Tallies(
+                    one(f"select count(*) from answer where run = ? and key like '{asked} %'")[0],
+                    one(f"select count(*) from chain where event like '%\"{asked} %' and instr(event, ?)")[0],
+                    0 if counted is None else sum(line["count"] for line in json.loads(counted[0])),
+                )
+        except sqlite3.OperationalError:
+            time.sleep(0.1)
+    raise AssertionError(f"{folder}: its guard does not come back")
 
 
 def quiet(log: Path) -> None:
