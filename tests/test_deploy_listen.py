@@ -1,0 +1,143 @@
+"""The guard's socket: who is heard there, and that nobody hangs on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from silodp.deploy.listen import GuardSocket, Listener
+from silodp.deploy.wire import Late
+from silodp.errors import ConfigError
+
+LARGEST = 1 << 16
+
+
+@contextmanager
+def listening(path: Path, reply: Callable[[bytes], bytes], user: int | None = None) -> Iterator[Listener]:
+    listener = Listener(path, os.getuid() if user is None else user, reply, LARGEST)
+    yield listener
+    listener.close()
+
+
+def serving(listener: Listener) -> threading.Thread:
+    thread = threading.Thread(target=listener.serve, daemon=True)
+    thread.start()
+    return thread
+
+
+@contextmanager
+def asking(path: Path, patience: float = 20.0) -> Iterator[GuardSocket]:
+    link = GuardSocket(path, patience)
+    yield link
+    link.close()
+
+
+def test_only_the_relays_user_is_heard(tmp_path):
+    asked: list[bytes] = []
+    with listening(tmp_path / "s" / "g.sock", lambda data: asked.append(data) or data, os.getuid() + 1) as listener:
+        serving(listener)
+        with asking(tmp_path / "s" / "g.sock") as link, pytest.raises(OSError):
+            link.ask(b"question")
+    assert asked == []
+
+
+def test_a_frame_that_is_too_long_or_none_ends_its_connection_only(tmp_path):
+    with listening(tmp_path / "s" / "g.sock", bytes) as listener:
+        serving(listener)
+        with asking(tmp_path / "s" / "g.sock") as link:
+            with pytest.raises(OSError):
+                link.ask(bytes(LARGEST + 1))
+            assert link.ask(b"question") == b"question"
+
+
+class Short:
+    """A listening socket of a process that has no handles left for a while."""
+
+    def __init__(self, inner: socket.socket, failures: int):
+        self.inner, self.left = inner, failures
+
+    def accept(self) -> Any:
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.inner.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_a_listener_outlives_a_shortage_of_handles(tmp_path):
+    """It left once, with exit code 0: nobody would have started the guard again."""
+    with listening(tmp_path / "s" / "g.sock", bytes) as listener:
+        listener.listening = Short(listener.listening, 3)  # type: ignore[assignment]
+        thread = serving(listener)
+        with asking(tmp_path / "s" / "g.sock") as link:
+            assert link.ask(b"question") == b"question"
+        assert thread.is_alive()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_who_connects_to_a_guard_that_is_stopped_does_not_wait(tmp_path):
+    """Its queue is full, and connecting to it would take until it goes on."""
+    crowd = []
+    with listening(tmp_path / "s" / "g.sock", bytes):
+        for _ in range(100):
+            crowd.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            crowd[-1].setblocking(False)
+            try:
+                crowd[-1].connect(str(tmp_path / "s" / "g.sock"))
+            except BlockingIOError:
+                break
+        caught: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                GuardSocket(tmp_path / "s" / "g.sock", 0.1).ask(b"question")
+            except ConfigError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert caught and not thread.is_alive()
+    for each in crowd:
+        each.close()
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_another_ones(tmp_path):
+    """Also when the connection had just been made again."""
+    calls, go_on = [0], threading.Event()
+
+    def reply(data: bytes) -> bytes:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise ConnectionError
+        if calls[0] == 2:
+            go_on.wait(20)
+        return data
+
+    with listening(tmp_path / "s" / "g.sock", reply) as listener:
+        serving(listener)
+        with asking(tmp_path / "s" / "g.sock", 0.2) as link:
+            with pytest.raises(Late):
+                link.ask(b"first")
+            go_on.set()
+            link.patience = 20.0
+            assert link.ask(b"second") == b"second"
+
+
+def test_nobody_waits_for_ever_behind_another_question(tmp_path):
+    with asking(tmp_path / "no.sock", 0.1) as link:
+        assert link.lock.acquire()
+        with pytest.raises(Late, match="still works on another question"):
+            link.ask(b"question")
+        link.lock.release()
