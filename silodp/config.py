@@ -166,6 +166,11 @@ class PrivacyConfig(OpenSection):
         default=None, ge=0, description="trust aggregated: how many silos a round may do without (0)"
     )
 
+    @property
+    def asked_delta(self) -> float | str:
+        """As a config says it: a number or a rule."""
+        return self.delta_rule or self.delta
+
     @model_validator(mode="before")
     @classmethod
     def _delta_by_rule(cls, given: Any) -> Any:

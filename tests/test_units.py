@@ -10,6 +10,7 @@ import pytest
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
+from silodp.plan.account import account
 from silodp.plan.certificate import Context, certificate
 from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
@@ -60,6 +61,14 @@ def test_delta_may_follow_from_the_largest_silo():
     plan = planned(delta="1/n^2")
     assert plan.config.privacy.delta == pytest.approx(1 / 900)
     assert plan.epsilon(0) == pytest.approx(2.0, rel=1e-4)
+    tree = {
+        "data": {"sizes": list(SIZES)},
+        "privacy": {"gdp": 1.0, "delta": "1/n^2"},
+        "algorithm": {"name": "mu2", "rounds": 5, "diameter": 1.0, "clip": 1.0, "step_size": 0.1},
+    }
+    told = account(tree)
+    assert told["delta"] == pytest.approx(1 / 900)
+    assert told["paper"]["claimed_epsilon"] == pytest.approx(gaussian.epsilon_of(1 / 900, 1.0))
     assert math.isclose(plan.epsilon(0, 1e-6), planned(epsilon=plan.epsilon(0, 1e-6)).epsilon(0), rel_tol=1e-3)
 
 

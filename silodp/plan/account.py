@@ -55,6 +55,7 @@ def account(
     """
     config = with_known(*asked(config, data, model, objects))
     plan = planned(config)
+    config = with_delta(config, plan.facts)
     warn_of_run(plan.config, plan.facts.sizes)
     return {
         "algorithm": config.algorithm.name,

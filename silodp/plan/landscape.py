@@ -86,7 +86,7 @@ def expected_errors(config: Config, task: Task, sizes: tuple[int, ...]) -> dict[
 
 
 def auto_plan(config: Config, trust: str, facts: Facts, epsilon: float | None) -> Plan | None:
-    private = {} if epsilon is None else {"epsilon": epsilon, "delta": config.privacy.delta}
+    private = {} if epsilon is None else {"epsilon": epsilon, "delta": config.privacy.asked_delta}
     tree = {"model": {"kind": config.model.kind}, "privacy": {"trust": trust, **private}}
     try:
         return make_plan(parse_config(tree | {"algorithm": {"name": registry.AUTO}}), facts)
@@ -109,7 +109,7 @@ def is_gaussian(trust: str) -> bool:
 def nu(config: Config, trust: str, sizes: tuple[int, ...], parameters: int, epsilon: float) -> float | None:
     """None where the trust model has no such plan."""
     tree = {
-        "privacy": {"epsilon": epsilon, "delta": config.privacy.delta, "trust": trust},
+        "privacy": {"epsilon": epsilon, "delta": config.privacy.asked_delta, "trust": trust},
         "algorithm": {"name": registry.AUTO_IS, "rounds": 1, "clip": 1.0, "step_size": 1.0, "weights": "size"},
     }
     facts = Facts.of_sizes(sizes, parameters=parameters)

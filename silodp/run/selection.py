@@ -88,7 +88,7 @@ def select_privately(
     outcome = outcomes[best_of(outcomes, base.sweep.select)]
     outcome.values.pop("run.seed")
     statement = certified(outcome, plans, prices, trials)
-    return Chosen(outcome, base.sweep.select, max(prices), base.privacy.delta, trials.mean, statement)
+    return Chosen(outcome, base.sweep.select, max(prices), plans[0].config.privacy.delta, trials.mean, statement)
 
 
 def plans_of(base: Config, grid: list[dict[str, Value]], data: FederatedData | None, model: Model | None) -> list[Plan]:
