@@ -60,9 +60,9 @@ def parts_of(plan: Any, values: np.ndarray, clip: float = 1.0, round: int = 0) -
     return made
 
 
-def mean_of(plan: Any, sent: list[Any], end: Any = None, silos: Any = range(5)) -> np.ndarray:
+def mean_of(plan: Any, sent: list[Any], end: Any = None, silos: Any = range(5), round: int = 0) -> np.ndarray:
     server = end or plan.noised.server_end({"value": D}, None)
-    server.expect(0, "value", SIZES, D)
+    server.expect(round, "value", SIZES, D)
     weights = jnp.asarray(np.asarray(plan.facts.weights)[list(silos)], jnp.float32)
     return np.asarray(server.mean(sent, weights, Account.empty(["value"], (5,)), SystemRandomness())[0])
 
@@ -71,16 +71,41 @@ SIX = np.random.default_rng(0).uniform(-0.01, 0.01, (6, D)).astype(np.float32)
 VALUES = SIX[:5]
 
 
+# By chance each of the next two tests fails once in a million runs. Tests of several things at once share that out.
+FALSE_ALARM = 1e-6
+
+
+def has_std(noise: np.ndarray, std: float, false_alarm: float) -> bool:
+    """A chi-square test of the variance, both tails."""
+    least, most = stats.chi2.ppf([false_alarm / 2, 1 - false_alarm / 2], noise.size)
+    return least < np.sum(noise**2) / std**2 < most
+
+
+def test_a_tenth_of_the_variance_too_little_or_too_much_is_noticed():
+    """The power of the tests below, in 24,000 numbers: it is missed once in a million draws."""
+    for factor in (0.9, 1.1):
+        limits = stats.chi2.ppf([FALSE_ALARM / 40, 1 - FALSE_ALARM / 40], 24_000)
+        below, above = stats.chi2.cdf(limits / factor, 24_000)
+        assert above - below < 1e-6
+    drawn = np.random.default_rng(0).normal(size=24_000)
+    assert has_std(drawn, 1.0, FALSE_ALARM)
+    assert not has_std(drawn, math.sqrt(1 / 0.9), FALSE_ALARM / 20)
+
+
 @pytest.mark.parametrize("weights", ["equal", "size"])
 def test_the_server_reads_the_mean_with_the_noise_of_all_shares(weights):
-    """Share too small, or not drawn by one silo: the variance would say so (a chi-square test of 4,000 numbers)."""
+    """Share too small, or not drawn by one silo: the variance would say so."""
     plan = planned(weights=weights)
     ends = ends_of(plan)
-    sent = [end.send(0, "value", part) for end, part in zip(ends, parts_of(plan, VALUES), strict=True)]
-    noise = mean_of(plan, sent) - np.asarray(plan.facts.weights) @ VALUES
-    expected = plan.std_of_average("value")
-    assert abs(np.mean(noise)) < 5 * expected / math.sqrt(D)
-    assert 1e-3 < stats.chi2.cdf(np.sum(noise**2) / expected**2, D) < 1 - 1e-3
+
+    def noise(round: int) -> np.ndarray:
+        parts = parts_of(plan, VALUES, round=round)
+        sent = [end.send(round, "value", part) for end, part in zip(ends, parts, strict=True)]
+        return mean_of(plan, sent, round=round) - np.asarray(plan.facts.weights) @ VALUES
+
+    drawn, expected = np.concatenate([noise(round) for round in range(6)]), plan.std_of_average("value")
+    assert abs(np.mean(drawn)) < stats.norm.isf(FALSE_ALARM / 8) * expected / math.sqrt(drawn.size)
+    assert has_std(drawn, expected, FALSE_ALARM / 4)
 
 
 def test_every_silo_draws_its_share_and_draws_it_afresh():
@@ -88,10 +113,11 @@ def test_every_silo_draws_its_share_and_draws_it_afresh():
     shares = plan.multipliers["value"] * plan.declared.bounds_over_clip("value") * np.asarray(plan.facts.weights)
     for i, end in enumerate(ends_of(plan)):
         part = parts_of(plan, np.zeros((5, D)))[i]
-        first, second = (end._noise(part, float(part.step), 0) * float(part.step) for _ in range(2))
-        for drawn in (first, second):
-            assert 1e-8 < stats.chi2.cdf(np.sum(drawn**2) / shares[i] ** 2, D) < 1 - 1e-8  # twenty chances to fail
-        assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(D)
+        first, second = (np.concatenate([end._noise(part, float(part.step), 0) for _ in range(3)]) for _ in range(2))
+        drawn = np.concatenate([first, second]) * float(part.step)
+        assert has_std(drawn, shares[i], FALSE_ALARM / 10)
+        alike = stats.norm.isf(FALSE_ALARM / 20) / math.sqrt(first.size)
+        assert abs(np.corrcoef(first, second)[0, 1]) < alike
 
 
 def test_parts_and_their_partial_sums_are_uniform():

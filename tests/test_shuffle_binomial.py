@@ -1,6 +1,7 @@
 """P_vec: coins drawn from the exact law, unbiased sums, and what they reveal."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from silodp.privacy.coins import (
     gaussian_multiplier,
     sensitivity,
 )
-from silodp.privacy.kinds import Full, Releases, Spent
+from silodp.privacy.kinds import Full, Poisson, Releases, Spent
 from silodp.randomness import SeededRandomness, SystemRandomness
 
 ROUNDS, RECORDS, DELTA = 500, 16_510, 1e-5
@@ -206,6 +207,50 @@ def test_few_coins_are_covered_at_large_epsilons(bits, deviations):
         more = q > p + level
         exact = float(np.sum(np.exp(q[more]) * -np.expm1(p[more] + level - q[more])))
         assert exact <= gaussian.delta_of(level, shift / noise.std) + noise.lost
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray, level: float) -> float:
+    return float(np.sum(np.maximum(p - math.exp(level) * q, 0)))
+
+
+def line_of(rate: float, reach: float, level: float) -> float:
+    """The same of (1 - rate) N(0) + rate N(reach) against its mirror image, by a fine grid of half-lines."""
+    ends = np.linspace(-12, 12, 200_001)
+    beyond = lambda shift: (1 - rate) * norm.sf(ends) + rate * norm.sf(ends - shift)
+    return float(np.max(beyond(reach) - math.exp(level) * beyond(-reach)))
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.9])
+@pytest.mark.parametrize("level", [0.0, 0.1, 1.0])
+def test_a_poisson_share_of_coins_is_no_worse_than_a_gaussian_one(rate, level):
+    """Exactly, in two coordinates: shifts that point apart, aside, to the same side, and a record that is absent."""
+    bits, reach = 2_000, 15
+    std = dominating_gaussian(bits, 2 * reach).std
+    steps = np.arange(-9 * 23, 9 * 23 + 1)
+    coins = lambda shift: np.outer(*(binom.pmf(steps + bits // 2 - each, bits, 0.5) for each in shift))
+    share = lambda shift: (1 - rate) * coins((0, 0)) + rate * coins(shift)
+    most = line_of(rate, reach / std, level)
+    shifts = [(15, 0), (-15, 0), (0, 15), (9, 12), (-12, -9), (4, 0), (0, 0)]
+    found = [hockey_stick(share(a), share(b), level) for a in shifts for b in shifts]
+    assert max(found) <= most * (1 + 1e-7) + 1e-12
+    assert max(found) > line_of(rate, reach / std / 1.06, level)  # and nothing is given away
+    assert Poisson(rate).pair(std / (2 * reach)).pld(1e-4).get_delta_for_epsilon(level) >= most * (1 - 1e-6)
+
+
+def test_a_colluding_server_faces_the_coins_that_a_silo_really_tosses():
+    """A share of 1.4 records sends the coins of one."""
+    options = {"name": "sdp-spider", "grid": 200, "rounds": 6, "restart": 3, "clip": 1.0, "step_size": 0.1}
+    tree = {
+        "privacy": {"trust": "shuffled", "epsilon": 1.0, "delta": DELTA},
+        "algorithm": options | {"clip_difference": 1.0, "batch_share": 0.35, "weights": "size"},
+    }
+    plan = make_plan(parse_config(tree), Facts((4, 400), ("a", "b"), parameters=5))
+    own, protocols = plan.spent(0), plan.noised.protocols
+    assert protocols["difference"].sent == (1, 140)
+    tossed = [protocols[s.releases.stream].bits_per_record * protocols[s.releases.stream].sent[0] for s in own]
+    real = [replace(s, multiplier=gaussian_multiplier(n, 200, 5)) for s, n in zip(own, tossed, strict=True)]
+    left = accountant.epsilon(real, DELTA)
+    assert plan.channel.left_if(own, 0, plan.declared, DELTA)["masks_are_broken"] >= left * (1 - 1e-6)
 
 
 def test_few_coins_are_drawn_from_their_law_far_out():

@@ -234,7 +234,7 @@ class Summed(Channel):
             if declared.each(name)[0].local:  # Gaussian noise that is this silo's alone
                 left.append(spent)
                 continue
-            shift, shares = self._shift(declared, name), declared.divisors(name)
+            shift, shares = self._shift(declared, name), coins_for(declared, name)
             # Fewer coins than there are: their Gaussian equivalent has been rounded down already.
             every = (2 * spent.multiplier * shift) ** 2
             coins = every * shares[silo] / declared.facts.fewest(shares)
@@ -255,7 +255,7 @@ class Summed(Channel):
     def _protocol(self, declared: Declared, name: str, multipliers: Array | None, delta: float) -> PVec:
         """P_vec with the fewest coins that give the planned multiplier, also when the smallest silos take part."""
         size = known_dimension(declared, name)
-        sent = [round(divisor) for divisor in declared.divisors(name)]
+        sent = coins_for(declared, name)
         most = [s.batch.most(n) for s, n in zip(declared.each(name), declared.facts.sizes, strict=True)]
         records = int(declared.facts.fewest(sent))
         needed = 0.0 if multipliers is None else float(np.max(np.asarray(multipliers)))
@@ -322,6 +322,11 @@ class Summed(Channel):
         self, messages: PyTree, mean: Vector, released: Sequence[Float[Array, "silos d"]]
     ) -> list[Float[Array, "views d"]]:
         return list(released) or [mean[None]]
+
+
+def coins_for(declared: Declared, name: str) -> list[int]:
+    """For how many records each silo tosses coins: whole ones, whatever the share of its records is."""
+    return [round(divisor) for divisor in declared.divisors(name)]
 
 
 class PartsEnd(ServerEnd):

@@ -6,9 +6,9 @@ of P(X < t) for X the centred number of heads. Thresholds are the optimal tests 
 (the ratio of their laws is monotone), and the one at t has normal distance u(t) - u(t - k) <= k *
 max slope. So X is at least as private, for every shift at once, as Gaussian noise of std 1/(max
 slope), except on an event of the far tail: trade-off functions compose, hence so does this, over
-coordinates (in quadrature) and rounds. For a million coins the std is sqrt(bits)/2 to 1e-4. P_vec
-is therefore accounted as a Gaussian release, sampled or not, with `gaussian_multiplier` as noise
-multiplier.
+coordinates (in quadrature) and rounds. Mixtures of shifts (a Poisson share of the records) follow from
+their pairs (docs/privacy.md). For a million coins the std is sqrt(bits)/2 to 1e-4. P_vec is therefore
+accounted as a Gaussian release, sampled or not, with `gaussian_multiplier` as noise multiplier.
 
 The coins are never tossed: the number of heads among `bits` fair coins, minus bits/2, has
 probabilities that follow from its central one by ratios of small numbers, accurate to about 1e-13

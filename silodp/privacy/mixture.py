@@ -2,10 +2,11 @@
 
 A sampled release is a mixture: with probability w_k its noised vector has mean u_k. Given only
 |u_k| <= U_k the hockey-stick divergence is largest on a line, P = sum w_k N(+U_k, 1) against
-Q = sum w_k N(-U_k, 1) (noise std as unit). Sampling without replacement has no such pair, but its
-worst profile is that of P = (1-q) N(0) + q N(D) against Q = N(0) where the loss is positive,
-mirrored where it is negative (Zhu, Dong and Wang 2022, Theorem 11). Both are one object here: a
-pair with a loss increasing in x, used for x above the point where the loss is zero, and mirrored.
+Q = sum w_k N(-U_k, 1) (noise std as unit; docs/privacy.md has the proof). Sampling without
+replacement has no such pair, but its worst profile is that of P = (1-q) N(0) + q N(D) against
+Q = N(0) where the loss is positive, mirrored where it is negative (Zhu, Dong and Wang 2022,
+Theorem 11). Both are one object here: a pair with a loss increasing in x, used for x above the
+point where the loss is zero, and mirrored.
 
 Discretisation: the P- and Q-mass of every loss interval [l, l+h] go to its two ends so that both
 masses are kept ("connect the dots", Doroshenko et al. 2022). The profile it gives lies above the

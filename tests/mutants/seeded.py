@@ -362,6 +362,18 @@ MUTANTS = [
         "tests/test_channels_aggregated.py::test_every_silo_draws_its_share_and_draws_it_afresh", quick=True,
     ),
     Mutant(
+        "share-of-nine-tenths", "silodp/channels/summing.py",
+        "steps = std * self.facts.weights[self.index] / step", "steps = std * self.facts.weights[self.index] / step * 0.9**0.5",
+        "every share has a tenth of its variance too little",
+        "tests/test_channels_aggregated.py::test_every_silo_draws_its_share_and_draws_it_afresh",
+    ),
+    Mutant(
+        "coins-of-parts-of-records", "silodp/channels/pvec.py",
+        "self._shift(declared, name), coins_for(declared, name)", "self._shift(declared, name), declared.divisors(name)",
+        "a silo is said to be hidden by coins that it does not toss",
+        "tests/test_shuffle_binomial.py::test_a_colluding_server_faces_the_coins_that_a_silo_really_tosses",
+    ),
+    Mutant(
         "noise-from-32-bits", "silodp/noise.py",
         "return os.urandom(32)", "return os.urandom(4) + bytes(28)",
         "seeds are folded to 32 bits: whoever tries them all subtracts the noise",
