@@ -244,9 +244,9 @@ def test_a_colluding_server_faces_the_coins_that_a_silo_really_tosses():
         "privacy": {"trust": "shuffled", "epsilon": 1.0, "delta": DELTA},
         "algorithm": options | {"clip_difference": 1.0, "batch_share": 0.35, "weights": "size"},
     }
-    plan = make_plan(parse_config(tree), Facts((4, 400), ("a", "b"), parameters=5))
+    plan = make_plan(parse_config(tree), Facts((4, 40), ("a", "b"), parameters=5))
     own, protocols = plan.spent(0), plan.noised.protocols
-    assert protocols["difference"].sent == (1, 140)
+    assert protocols["difference"].sent == (1, 14)
     tossed = [protocols[s.releases.stream].bits_per_record * protocols[s.releases.stream].sent[0] for s in own]
     real = [replace(s, multiplier=gaussian_multiplier(n, 200, 5)) for s, n in zip(own, tossed, strict=True)]
     left = accountant.epsilon(real, DELTA)

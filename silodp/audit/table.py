@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from multiprocessing import get_context
 from typing import Any
@@ -109,7 +109,14 @@ def workers(processes: int) -> Executor:
 
 
 def further_rows() -> list[Further]:
-    return [*first.rows(), *stages.rows(), *real.rows()]
+    return [*first.rows(), *stages.rows(), Further("shuffled", share_row), *real.rows()]
+
+
+def share_row() -> Row:
+    """Sums over a Poisson share of the records: the coins hide who was drawn, too."""
+    changes = {"algorithm.grid": 6000, "privacy.epsilon": 4.0, "algorithm.batch_share": 0.5}
+    row = audit_case(Case("sdp-spider", "shuffled", Form(changes, smaller=2)))
+    return replace(row, streams=(*row.streams[:-1], f"{row.streams[-1]} (Poisson share)"))
 
 
 def further_row(place: int) -> Row:

@@ -272,6 +272,14 @@ def test_tokens_that_cancel_within_a_record_are_not_rounded_against_others():
     assert sums.max() - sums.min() <= 2 * clip * (1 + SLACK)
 
 
+def test_tokens_of_one_row_are_added_before_they_are_clipped():
+    """Squared apart, four that pull one way would count for half of their length."""
+    loss = lambda table, record: jnp.sum(embed(table, record[0])[:, 0] * record[1])
+    records, clip = (jnp.zeros((1, 4), jnp.int32), jnp.full((1, 4), 1e3)), 0.97
+    total = gradients.clipped_sum(loss, [jnp.zeros((2, 1))], [1.0], records, jnp.ones(1), clip, engine="structured")
+    assert 0.99 * clip < np.abs(exact(total)).max() <= clip
+
+
 @pytest.mark.parametrize(
     "rule", [Full(), Poisson(MOST_RECORDS + 1), TwoLevel(5), OnePass(1), OnePass(1, MOST_RECORDS + 1), Cumulative(1)]
 )
