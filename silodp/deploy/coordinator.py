@@ -98,11 +98,11 @@ class MessageFederation:
     def begin_round(self, round: int) -> None:
         self.round = round
         self.randomness: Randomness = SystemRandomness()
-        if self.seed is not None:
-            self.randomness = SeededRandomness(party_key(jax.random.key(self.seed), round, SERVER))
-        elif self.coins is not None:
+        if self.coins is not None:
             self.coins.begin(self.plan.stages[0].name, round)
             self.randomness = self.coins
+        if self.seed is not None:
+            self.randomness = SeededRandomness(party_key(jax.random.key(self.seed), round, SERVER))
         self.present = np.asarray(self.plan.facts.present(round))
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
