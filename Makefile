@@ -28,8 +28,8 @@ test-all: lint
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants $(NAMES)
 
-# Faults on purpose: guards and servers are killed, disks fail, messages are lost (also part of test-all).
-# It may be stopped at any time; the same command goes on.
+# Faults on purpose: guards, shufflers and servers are killed, disks fail, messages are lost (also part of test-all, a few
+# of test). It may be stopped at any time; the same command goes on. python -m tests.faults.engine: of NVFlare's processes.
 faults: $(READY)
 	$(BIN)/python -m tests.faults $(COUNT)
 
