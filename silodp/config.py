@@ -55,7 +55,14 @@ class ModelConfig(Section):
         description="linear, ridge, logistic, softmax, mlp, cnn, or MODULE:FUNCTION giving a Model",
     )
     hidden: list[int] = Field(default=[], description="widths of the hidden layers of an mlp")
-    activation: str | None = Field(default=None, description="softplus, sigmoid, relu, tanh")
+    activation: str | None = Field(default=None, description="softplus, sigmoid, relu, tanh (mlp, cnn)")
+    norm: Literal["none", "group"] = Field(
+        default="none", description="group: hidden layers of an mlp or cnn are normalised, each record by itself"
+    )
+    views: list[str] = Field(
+        default=[],
+        description='of images, e.g. ["flip", "shift:2"]: a record has the mean of its views\' gradients, clipped once',
+    )
     loss: str | None = Field(default=None, description="squared or cross-entropy (mlp)")
     regulariser: float = Field(default=0.0, ge=0, description="strength of ridge's |x|^2/2 or logistic's x^2/(1+x^2)")
     regulariser_clip: Literal["outside", "inside"] = Field(

@@ -11,7 +11,9 @@ layers, each {"weight": ..., "bias": ...}.
 | logistic | w.a + b | log(1 + exp(-label * score)) [+ regulariser * sum x^2/(1+x^2)]; label -1/+1 or 0/1 | accuracy |
 | softmax | W a + b | cross-entropy; target a class number | accuracy |
 | mlp | hidden layers of `activation` | squared or cross-entropy | mse or accuracy |
-| cnn | LeNet as in PyTorch's CIFAR-10 tutorial, relu, images, channels first or last | cross-entropy | accuracy |
+| cnn | LeNet as in PyTorch's CIFAR-10 tutorial, images, channels first or last | cross-entropy | accuracy |
+
+An mlp and a cnn may have normalised hidden layers (`norm`), any kind several views of each image (`views`).
 
 Regularisers run over all parameters, biases included. A regulariser depends on no record: its gradient is added after
 clipping and noise (`Model.penalty`), so the clip norm bounds what records say and nothing else. The papers have it
@@ -20,7 +22,7 @@ inside every record's loss; `regulariser_clip = "inside"` does as they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
@@ -34,14 +36,12 @@ from silodp import registry
 from silodp.config import ModelConfig
 from silodp.errors import ConfigError
 from silodp.facts import Facts
-from silodp.gradients import Regularised, conv2d, dense, max_pool
+from silodp.gradients import Regularised
 from silodp.gradients.softplus import softplus
+from silodp.networks import NORMS, Params, Shapes, between, cnn_scores, cnn_shapes, dense_scores, dense_shapes
 from silodp.records import Kind, has_weight, target_of
+from silodp.views import with_views
 from silodp.weights import weighted
-
-Params = dict[str, dict[str, Array]]
-Shapes = dict[str, tuple[int, ...]]
-
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "softplus": softplus,
@@ -50,8 +50,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
 }
 KINDS = tuple(registry.OWN["model"])
-BUILT_FROM = {"activation", "loss", "regulariser", "regulariser_clip", "bias", "initial", "initial_scale"}
+BUILT_FROM = {
+    "activation", "norm", "views", "loss", "regulariser", "regulariser_clip", "bias", "initial", "initial_scale",
+}  # fmt: skip
 INITIALS = ("default", "zeros", "normal")
+NETWORKS = ("mlp", "cnn")
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,8 @@ def build_model(
     task: str | None = None,
     hidden: tuple[int, ...] = (),
     activation: str | None = None,
+    norm: str = "none",
+    views: Sequence[str] = (),
     loss: str | None = None,
     regulariser: float = 0.0,
     regulariser_clip: str = "outside",
@@ -178,7 +183,9 @@ def build_model(
     Args:
         kind: linear, ridge, logistic, softmax, mlp or cnn.
         inputs: number of features, or their shape. outputs: classes, or 1 for a number.
-        task: classification or regression. hidden, activation, loss: of an mlp. regulariser: of ridge and logistic.
+        task: classification or regression. hidden, loss: of an mlp. activation, norm ("none" or "group"): of networks.
+        views: of images, e.g. ["flip", "shift:2"]; a record's loss is the mean over them (silodp.views).
+        regulariser: of ridge and logistic.
         regulariser_clip: "outside" or "inside" of what is clipped record by record.
         bias: whether layers have one.
         initial: "default" (zeros for linear, ridge, logistic and softmax; uniform in +-1/sqrt(fan-in) for networks),
@@ -194,18 +201,18 @@ def build_model(
         ((8, 4), (3,))
     """
     shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
-    _check(kind, shape, outputs, task, hidden, activation, regulariser, initial, initial_scale)
+    _check(kind, shape, outputs, task, hidden, activation, norm, regulariser, initial, initial_scale)
     single = kind in ("linear", "ridge", "logistic")
     squared = kind in ("linear", "ridge") or (kind == "mlp" and _loss_of(loss, task, outputs) == "squared")
     if kind not in ("mlp",) and loss not in (None, "squared" if squared else "cross-entropy"):
         raise ValueError(f"loss: {loss!r} is not the loss of a {kind} model; leave it out")
     shapes = (
-        _cnn_shapes(shape, outputs) if kind == "cnn" else _dense_shapes(prod(shape), hidden, 1 if single else outputs)
+        cnn_shapes(shape, outputs) if kind == "cnn" else dense_shapes(prod(shape), hidden, 1 if single else outputs)
     )
-    act = ACTIVATIONS[activation or "relu"]
-    scores = partial(_cnn_scores, shape) if kind == "cnn" else partial(_dense_scores, act, len(shapes))
+    own = between(ACTIVATIONS[activation or "relu"], norm)
+    scores = partial(cnn_scores, own, shape) if kind == "cnn" else partial(dense_scores, own, len(shapes))
     record_loss = partial(_squared if squared else _logistic if kind == "logistic" else _cross_entropy, scores)
-    start = "zeros" if initial == "default" and kind not in ("mlp", "cnn") else initial
+    start = "zeros" if initial == "default" and kind not in NETWORKS else initial
     model = Model(
         kind,
         partial(_initialise, shapes, bias, start, initial_scale or 1.0),
@@ -216,6 +223,7 @@ def build_model(
     )
     if regulariser_clip not in ("inside", "outside"):
         raise ValueError(f"regulariser_clip: {regulariser_clip!r} is not inside or outside")
+    model = with_views(model, views, shape)
     return model if regulariser_clip == "outside" else model.inside
 
 
@@ -277,6 +285,7 @@ def _check(
     task: str | None,
     hidden: tuple[int, ...],
     activation: str | None,
+    norm: str,
     regulariser: float,
     initial: str,
     initial_scale: float | None,
@@ -294,8 +303,10 @@ def _check(
         raise wrong("hidden", hidden, "widths: an mlp needs at least one, other kinds have none")
     if any(width < 1 for width in hidden):
         raise wrong("hidden", hidden, "widths must be at least 1")
-    if activation is not None and (kind != "mlp" or activation not in ACTIVATIONS):
-        raise wrong("activation", activation, f"is for an mlp, one of {', '.join(ACTIVATIONS)}")
+    if activation is not None and (kind not in NETWORKS or activation not in ACTIVATIONS):
+        raise wrong("activation", activation, f"is for an mlp or a cnn, one of {', '.join(ACTIVATIONS)}")
+    if norm not in NORMS or (norm != "none" and kind not in NETWORKS):
+        raise wrong("norm", norm, f"is for an mlp or a cnn, one of {', '.join(NORMS)}")
     if not 0 <= regulariser < float("inf") or (regulariser > 0 and kind not in ("ridge", "logistic")):
         raise wrong("regulariser", regulariser, "must be finite and >= 0, and only ridge and logistic have one")
     if kind == "ridge" and regulariser == 0:
@@ -358,50 +369,6 @@ def _half_square(strength: float, params: Params) -> Array:
 def _bounded(strength: float, params: Params) -> Array:
     """The non-convex regulariser of SoteriaFL's logistic regression."""
     return strength * sum((jnp.sum(x * x / (1 + x * x)) for x in jax.tree.leaves(params)), jnp.zeros(()))
-
-
-def _dense_shapes(inputs: int, hidden: tuple[int, ...], outputs: int) -> Shapes:
-    widths = (inputs, *hidden, outputs)
-    return {f"dense{i + 1}": (widths[i + 1], widths[i]) for i in range(len(widths) - 1)}
-
-
-def _dense_scores(activation: Callable[[Array], Array], depth: int, params: Params, features: Array) -> Array:
-    h = features.reshape(-1)
-    for i in range(1, depth + 1):
-        layer = params[f"dense{i}"]
-        h = dense(layer["weight"], layer.get("bias"), h)
-        h = activation(h) if i < depth else h
-    return h[0] if h.shape == (1,) else h
-
-
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Images as most files hold them: (height, width, 1 or 3)."""
-    return len(shape) == 3 and shape[-1] in (1, 3) and shape[0] not in (1, 3)
-
-
-def _cnn_shapes(shape: tuple[int, ...], outputs: int) -> Shapes:
-    if len(shape) != 3:
-        raise ValueError(f"kind: 'cnn' needs images of shape (channels, height, width), the records have {shape}")
-    channels, *sides = (shape[2], *shape[:2]) if _channels_last(shape) else shape
-    height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
-    if min(height, width) < 1:
-        raise ValueError(f"kind: 'cnn' needs images of at least 16 x 16, the records have {tuple(sides)}")
-    return {
-        "conv1": (6, channels, 5, 5),
-        "conv2": (16, 6, 5, 5),
-        "dense1": (120, 16 * height * width),
-        "dense2": (84, 120),
-        "dense3": (outputs, 84),
-    }
-
-
-def _cnn_scores(shape: tuple[int, ...], params: Params, features: Array) -> Array:
-    h = features.reshape(shape)
-    h = jnp.moveaxis(h, -1, 0) if _channels_last(shape) else h
-    for name in ("conv1", "conv2"):
-        h = max_pool(jax.nn.relu(conv2d(params[name]["weight"], params[name].get("bias"), h)))
-    dense_layers = {name: layer for name, layer in params.items() if name.startswith("dense")}
-    return _dense_scores(jax.nn.relu, 3, dense_layers, h)
 
 
 def _initialise(shapes: Shapes, bias: bool, initial: str, scale: float, key: Key[Array, ""]) -> Params:

@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from silodp.doubles import highs
 from silodp.gradients import clipped_sum, engine_for
 from silodp.models import KINDS, build_model, from_loss
+from silodp.networks import group_norm
+from silodp.views import read_views, viewed
 
 KEY = jax.random.key(0)
 OPTIONS = {
@@ -138,6 +141,9 @@ def test_a_users_loss():
         ("hidden", "mlp", {"inputs": 3, "hidden": (4, 0)}),
         ("hidden", "linear", {"inputs": 3, "hidden": (4,)}),
         ("activation", "mlp", {"inputs": 3, "hidden": (4,), "activation": "swish"}),
+        ("activation", "softmax", {"inputs": 3, "outputs": 3, "activation": "relu"}),
+        ("norm", "mlp", {"inputs": 3, "hidden": (4,), "norm": "batch"}),
+        ("norm", "linear", {"inputs": 3, "norm": "group"}),
         ("loss", "mlp", {"inputs": 3, "hidden": (4,), "loss": "hinge"}),
         ("loss", "mlp", {"inputs": 3, "hidden": (4,), "outputs": 3, "loss": "squared"}),
         ("loss", "linear", {"inputs": 3, "loss": "cross-entropy"}),
@@ -152,6 +158,60 @@ def test_a_users_loss():
 def test_bad_options_are_named(field, kind, options):
     with pytest.raises(ValueError, match=f"^{field}:"):
         build_model(kind, **options)
+
+
+def test_a_normalised_hidden_layer_by_hand():
+    model = build_model("mlp", inputs=3, hidden=(4,), activation="tanh", norm="group")
+    params, a = model.init(KEY), np.array([0.2, -1.0, 0.5])
+    hidden = np.asarray(params["dense1"]["weight"]) @ a + np.asarray(params["dense1"]["bias"])
+    hidden = np.tanh((hidden - hidden.mean()) / np.sqrt(hidden.var() + 1e-5))
+    score = (np.asarray(params["dense2"]["weight"]) @ hidden + np.asarray(params["dense2"]["bias"]))[0]
+    assert float(model.loss(params, (jnp.array(a), jnp.array(2.0)))) == pytest.approx((score - 2) ** 2, rel=1e-4)
+    layer = jax.random.normal(KEY, (6, 3, 5))
+    groups = np.asarray(layer).reshape(2, -1)  # channels 0 to 2, and 3 to 5
+    expected = (groups - groups.mean(1, keepdims=True)) / np.sqrt(groups.var(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(group_norm(layer).reshape(2, -1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (4, 5, 3), (4, 5)])
+def test_views_are_those_of_the_definition_in_every_layout(shape):
+    image = np.asarray(jax.random.normal(KEY, shape))
+    rows_first = image if shape[0] == 4 else np.moveaxis(image, 0, -1)
+    back = (lambda x: x) if shape[0] == 4 else (lambda x: np.moveaxis(x, -1, 0))
+    same = viewed(jnp.asarray(image), (False, 0, 0))
+    np.testing.assert_array_equal(same, image)
+    np.testing.assert_array_equal(viewed(jnp.asarray(image), (True, 0, 0)), back(rows_first[:, ::-1]))
+    np.testing.assert_array_equal(viewed(jnp.asarray(image), (False, 1, 0)), back(rows_first[[0, 0, 1, 2]]))
+    np.testing.assert_array_equal(viewed(jnp.asarray(image), (False, 0, -2)), back(rows_first[:, [2, 3, 4, 4, 4]]))
+    assert len(read_views(["flip", "shift:2"])) == len(set(read_views(["flip", "shift:2"]))) == 10
+
+
+def test_a_record_has_the_mean_of_its_views_gradients_clipped_once():
+    """The clip bounds the mean over the views, not each of them: one record moves a sum as far as with one view."""
+    options = {"inputs": (1, 6, 6), "outputs": 3, "hidden": (4,)}
+    plain, several = build_model("mlp", **options), build_model("mlp", views=["flip", "shift:2"], **options)
+    params = plain.init(KEY)
+    images, labels = 3 * jax.random.normal(KEY, (3, 1, 6, 6)), jnp.array([0, 1, 2])
+    views = read_views(["flip", "shift:2"])
+    gradient = lambda x, y: ravel_pytree(jax.grad(plain.loss)(params, (x, y)))[0]
+    seen = lambda image: jnp.stack([viewed(image, view) for view in views])
+    means = np.asarray(
+        jax.jit(jax.vmap(lambda x, y: jax.vmap(gradient, (0, None))(seen(x), y).mean(0)))(images, labels)
+    )
+    summed = jax.jit(lambda clip: clipped_sum(several.loss, [params], [1.0], (images, labels), jnp.ones(3), clip))
+    lengths = np.linalg.norm(means, axis=1)
+    for clip in (0.5 * lengths.min(), np.median(lengths), 2 * lengths.max()):
+        expected = (means * np.minimum(1, clip / lengths)[:, None]).sum(axis=0)
+        np.testing.assert_allclose(ravel_pytree(highs(summed(clip)))[0], expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_array_equal(several.predict(params, images), plain.predict(params, images))
+
+
+@pytest.mark.parametrize("views", [["turn"], ["shift"], ["shift:0"], ["flip:2"]])
+def test_unknown_views_are_named(views):
+    with pytest.raises(ValueError, match=r"^views: .* is unknown; possible: flip, shift:PIXELS"):
+        build_model("mlp", inputs=(1, 6, 6), outputs=3, hidden=(4,), views=views)
+    with pytest.raises(ValueError, match=r"^views: .* are of images"):
+        build_model("softmax", inputs=4, outputs=3, views=["flip"])
 
 
 def test_a_cnn_takes_images_with_channels_first_or_last():

@@ -270,7 +270,10 @@ def test_a_model_of_ones_own_must_take_the_constant():
             {"algorithm": {"name": "auto"}, "privacy": {"epsilon": 1.0, "trust": "shuffled"}},
             "not under trust 'shuffled'",
         ),
-        ({"algorithm": {"name": "auto"}, "model": {"kind": "mlp", "hidden": [3]}}, "no recipe for model.kind = 'mlp'"),
+        (
+            {"algorithm": {"name": "auto"}, "model": {"kind": "a:b"}},
+            "no recipe for model.kind = 'a:b'; known: logistic",
+        ),
     ],
 )
 def test_what_cannot_be_whitened_is_told(changes, match):

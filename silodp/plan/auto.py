@@ -9,7 +9,7 @@ constants are the same for all data.
 
 nu is the length of the noise relative to the longest signal. The smaller a task is, the larger nu, and the lower the
 clip norms: noise is then worse than bias. A moment that is too dear tells less than it costs: then each feature is
-scaled by its own mean square, which is far fewer numbers.
+scaled by its own mean square, which is far fewer numbers. Networks: silodp.plan.auto_networks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from silodp.config import Config, WhitenConfig
 from silodp.data.preprocess import unit_length
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from silodp.models import NETWORKS
 from silodp.parse import parse_config
+from silodp.plan.auto_networks import is_network, network_reasons, network_tree
 from silodp.registry import AUTO_IS
 from silodp.stages.whiten import dearness
 
@@ -81,6 +83,8 @@ def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]
     noise(trial): std of the noise, in clip norms, on the average over all silos of a config's `value` stream.
     """
     check_recipe(config)
+    if is_network(config):
+        return parse_config(config.model_dump(exclude_unset=True) | network_tree(config, facts, whole(config, noise)))
     recipe, private = RECIPES[config.model.kind], config.privacy.private
     options: dict[str, Any] = {
         "name": AUTO_IS if private else "gd",
@@ -103,9 +107,11 @@ def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]
 def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) -> list[str]:
     """The reasons of `chosen_config`, for people."""
     check_recipe(config)
+    if is_network(config):
+        return network_reasons(config, facts, whole(config, noise))
     if not config.privacy.private:
         return ["without a target there is no noise: a full second moment costs nothing"]
-    std = noise(single_release(config, {"name": AUTO_IS, "step_size": 1.0, "weights": "size"}))
+    std = whole(config, noise)
     nu = math.sqrt(parameters_of(config, facts)) * std
     recipe = RECIPES[config.model.kind]
     clip = f"noise of the whole budget in one release is {nu:.2g} of the longest gradient"
@@ -116,10 +122,18 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     return [*moment, full if nu <= recipe.noise else lower]
 
 
+def whole(config: Config, noise: Callable[[Config], float]) -> float:
+    """The noise on the average gradient, in clip norms, of the whole budget in one release."""
+    if not config.privacy.private:
+        return 0.0
+    return noise(single_release(config, {"name": AUTO_IS, "step_size": 1.0, "weights": "size"}))
+
+
 def check_recipe(config: Config) -> None:
     kind, trust = config.model.kind, config.privacy.trust
-    if kind not in RECIPES:
-        raise ConfigError(f"algorithm.name = 'auto': no recipe for model.kind = {kind!r}; known: {', '.join(RECIPES)}")
+    if kind not in RECIPES and not is_network(config):
+        known = ", ".join((*RECIPES, *NETWORKS))
+        raise ConfigError(f"algorithm.name = 'auto': no recipe for model.kind = {kind!r}; known: {known}")
     if not getattr(registry.find("channel", trust), "gaussian", True):
         raise ConfigError(
             f"algorithm.name = 'auto': not under trust {trust!r}, which hides record by record; name an algorithm"
