@@ -217,19 +217,23 @@ def low_bits_row() -> Row:
     return Row("dp-gd", "untrusted", ("real low bits",), claim, reading.mu, reading.error, verdict, 0.0, None)
 
 
-def low_bits(rounds: int = LOW_ROUNDS, epsilon: float = 8.0) -> tuple[float, attack.Scores]:
+def low_bits(
+    rounds: int = LOW_ROUNDS, epsilon: float = 8.0, parameters: int = LOW_PARAMETERS
+) -> tuple[float, attack.Scores]:
     """mu of one answer, and for each answer by how many coordinates more it is reachable from its own silo's mean."""
-    prepared, values = low_bits_run(rounds, epsilon)
+    prepared, values = low_bits_run(rounds, epsilon, parameters)
     score = lambda answer, own: reached(answer, *values[own]) - reached(answer, *values[1 - own])
     pairs = answers(prepared).arrived
     scores = np.array([score(each, own) for pair in pairs for own, each in enumerate(pair)], float)
     return 1 / prepared.plan.spent(0)[0].multiplier, scores
 
 
-def low_bits_run(rounds: int, epsilon: float) -> tuple[Prepared, list[tuple[np.ndarray, np.float32]]]:
+def low_bits_run(
+    rounds: int, epsilon: float, parameters: int = LOW_PARAMETERS
+) -> tuple[Prepared, list[tuple[np.ndarray, np.float32]]]:
     """Two silos whose records differ in one, with each one's mean and the std of its noise."""
     rng = np.random.default_rng(2)
-    features = rng.normal(size=(LOW_RECORDS, LOW_PARAMETERS)).astype(np.float32)
+    features = rng.normal(size=(LOW_RECORDS, parameters)).astype(np.float32)
     other = np.concatenate([-features[:1], features[1:]])
     silos = [SiloData(f"silo {i}", each, np.ones(LOW_RECORDS, np.int32)) for i, each in enumerate((features, other))]
     algorithm = {"name": "dp-gd", "rounds": rounds, "step_size": 1e-30}

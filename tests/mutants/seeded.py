@@ -362,6 +362,12 @@ MUTANTS = [
         "tests/test_channels_aggregated.py::test_every_silo_draws_its_share_and_draws_it_afresh", quick=True,
     ),
     Mutant(
+        "error-of-the-raw-mean", "silodp/channels/compressed.py",
+        "moved = vector - decoded if self.feedback", "moved = vector - decoded + answer.release().value - private if self.feedback",
+        "what a compressor dropped is taken from the mean without its noise",
+        "tests/test_post_processing.py::test_neighbours_send_the_same_bytes_when_their_noised_releases_are_the_same[dp-gd-options0]",
+    ),
+    Mutant(
         "share-of-nine-tenths", "silodp/channels/summing.py",
         "steps = std * self.facts.weights[self.index] / step", "steps = std * self.facts.weights[self.index] / step * 0.9**0.5",
         "every share has a tenth of its variance too little",
