@@ -44,7 +44,8 @@ PAPERS = {
         "Private and Federated Stochastic Convex Optimization (Reshef, Levy 2024)",
         "DP-mu2-FL trains softmax regression on MNIST in one pass, with trusted and untrusted servers.",
         "Its rho of 4, 8 and 16 are epsilons of 24, 65 and 195. In its ball of radius 0.05 lies no good model: at "
-        "epsilon 1 to 8 clipped corrections in a larger ball do better, and DP-GD better still.",
+        "epsilon 1 to 8 clipped corrections in a larger ball do better. DP-GD is ahead of them in our table, but both "
+        "searches end at the edge of their grids, so it is not decided which of the two is better.",
     ),
 }
 
