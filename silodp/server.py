@@ -7,6 +7,8 @@ It sees what is public already, so it costs no privacy, whatever the estimator a
     heavy-ball  m = momentum * m + v;                  direction m
     nesterov    m = momentum * m + v;                  direction momentum * m + v
     adam        m, s: running means of v and v^2;      direction m / (sqrt(s) + small), both corrected for their start
+
+They are optax's. `small` keeps coordinates that see little but noise from being blown up.
 """
 
 from __future__ import annotations
@@ -14,56 +16,50 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from silodp.errors import ConfigError
+from silodp.later import Later
+
+if TYPE_CHECKING:
+    import optax
+else:
+    optax = Later("optax")
 
 Vector = Float[Array, " d"]
 Given = str | Mapping[str, Any] | list[float]  # a kind, a table with its numbers, or a number for every round
 
 
 class Optimiser(eqx.Module):
-    """A direction from an estimate and what was kept."""
+    """A direction from an estimate and what was kept: one of optax's transformations.
+
+    Its numbers are traced, so that settings of a sweep share a program.
+    """
+
+    kind: str = eqx.field(static=True)
+    numbers: dict[str, Any]
 
     def open(self, x0: Vector) -> PyTree:
         """What is kept before the first step."""
-        return jnp.zeros_like(x0)
+        return self.rule.init(x0)
 
     def __call__(self, v: Vector, kept: PyTree) -> tuple[Vector, PyTree]:
-        raise NotImplementedError
+        return self.rule.update(v, kept)
+
+    @property
+    def rule(self) -> Any:
+        return RULES[self.kind](**self.numbers)
 
 
-class Momentum(Optimiser):
-    """Heavy ball, or Nesterov's look ahead."""
-
-    momentum: Any
-    ahead: bool = eqx.field(static=True, default=False)
-
-    def __call__(self, v: Vector, kept: PyTree) -> tuple[Vector, PyTree]:
-        kept = self.momentum * kept + v
-        return (self.momentum * kept + v if self.ahead else kept), kept
-
-
-class Adam(Optimiser):
-    """Kingma and Ba 2015. `small` keeps coordinates that see noise only from being blown up."""
-
-    first: Any
-    second: Any
-    small: Any
-
-    def open(self, x0: Vector) -> PyTree:
-        return jnp.zeros_like(x0), jnp.zeros_like(x0), jnp.float32(0)
-
-    def __call__(self, v: Vector, kept: PyTree) -> tuple[Vector, PyTree]:
-        mean, square, count = kept
-        count = count + 1
-        mean, square = self.first * mean + (1 - self.first) * v, self.second * square + (1 - self.second) * v**2
-        unbiased = mean / (1 - self.first**count), square / (1 - self.second**count)
-        return unbiased[0] / (jnp.sqrt(unbiased[1]) + self.small), (mean, square, count)
+RULES: dict[str, Callable[..., Any]] = {
+    "heavy-ball": lambda momentum: optax.trace(momentum),
+    "nesterov": lambda momentum: optax.trace(momentum, nesterov=True),
+    "adam": lambda first, second, small: optax.scale_by_adam(first, second, small),
+}
 
 
 @dataclass(frozen=True)
@@ -138,12 +134,7 @@ def build_optimiser(given: str | Mapping[str, Any] | None) -> Optimiser | None:
     if given is None:
         return None
     kind, numbers = read("optimiser", given, OPTIMISERS)
-    make: dict[str, Callable[..., Optimiser]] = {
-        "heavy-ball": Momentum,
-        "nesterov": lambda momentum: Momentum(momentum, ahead=True),
-        "adam": Adam,
-    }
-    return make[kind](**{name: jnp.float32(value) for name, value in numbers.items()})
+    return Optimiser(kind, {name: jnp.float32(value) for name, value in numbers.items()})
 
 
 def build_decay(given: Given | None, rounds: int, key: str = "step_decay") -> Decay | None:
