@@ -25,7 +25,7 @@ from bench.front_peers import Split, dp_gd, tuned, without_privacy
 from silodp.data.schema import Schema
 from silodp.errors import SilodpWarning
 from silodp.estimators import SiloClassifier, SiloRegressor
-from silodp.front.records import public_scale
+from silodp.front.records import usual_square
 from silodp.plan.advice import default_delta
 
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ def rows_of(table: Raw, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 def split_of(table: Raw, seed: int) -> Split:
     """The same rows as others take them: encoded by the schema, about 1 long."""
     schema = Schema.read(table.schema)
-    scale = np.float32(public_scale(schema))
+    scale = np.float32(usual_square(schema) ** -0.5)
     train, test = (schema.encode(part.drop(columns=SILO)) for part in rows_of(table, seed))
     return Split(train.features * scale, train.targets, test.features * scale, test.targets, table.classes is not None)
 

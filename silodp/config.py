@@ -98,6 +98,7 @@ class OpenSection(Section):
 
 # Within float32's numbers, with room for what is computed from a clip norm: 2^20 times its smallest one, and more.
 CLIP_NORM: dict[str, Any] = {"ge": 1e-18, "le": 1e18}
+Positive = Annotated[float, Field(gt=0)]
 
 
 class ScaleConfig(Section):
@@ -119,12 +120,19 @@ class WhitenConfig(Section):
     shorten: bool = Field(
         default=True, description="records longer than `clip` are shortened to it in all that follows, new ones too"
     )
-    scale: float | None = Field(
-        default=None, gt=0, description="public factor that makes features about 1 long; 1 / sqrt(d) when left out"
+    scale: Positive | list[Positive] | None = Field(
+        default=None,
+        description="public factor that makes features about 1 long, or one for each; 1 / sqrt(d) when left out",
     )
     target: float = Field(
         default=1.0, gt=0, description="expected deviation of a number to predict: the unit of clip norms of `auto`"
     )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> WhitenConfig:
+        if self.shorten and isinstance(self.scale, list):
+            raise ValueError("whiten.shorten: not with a scale for each feature; set shorten = false")
+        return self
 
 
 class EvaluateConfig(Section):

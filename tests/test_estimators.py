@@ -258,7 +258,8 @@ def test_every_choice_reaches_the_config():
     plain = asked(random_state=5)
     assert (plain.algorithm.name, plain.model.kind, plain.algorithm.weights) == ("auto", "logistic", "size")
     assert (plain.privacy.epsilon, plain.privacy.delta, plain.run.seed) == (1.0, 1e-6, 5)
-    assert plain.whiten is not None and plain.whiten.scale == pytest.approx((1 / 9 + 1 + 1 + 1 / 3 + 0.5) ** -0.5)
+    assert plain.whiten is not None and isinstance(plain.whiten.scale, list)
+    assert plain.whiten.scale[0] == pytest.approx((1 / 9 + 1 + 1 + 1 / 3 + 0.5) ** -0.5)
     spider = silodp.algorithms.Spider(rounds=4, restart=2, step_size=0.3, clip=1.0, clip_difference=0.5)
     other = asked(algorithm=spider, model={"kind": "mlp", "hidden": [4]}, trust="trusted", weights="equal")
     assert (other.algorithm.name, other.algorithm.restart, other.algorithm.weights) == ("spider", 2, "equal")
@@ -272,6 +273,25 @@ def test_by_default_a_tenth_is_held_out_where_that_is_enough_for_a_look_that_say
 
 
 DPGD = silodp.algorithms.DPGD(rounds=5, step_size=1.0, clip=1.0)
+
+
+def test_numbers_become_broken_lines_where_that_pays_and_nothing_else_is_asked_for(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"x": rng.uniform(0, 10, 4000), "site": np.repeat(["a", "b"], 2000)})
+    table["y"] = np.abs(table["x"] - 5) + rng.normal(0, 0.1, 4000)
+    number = {"kind": "number", "range": [0, 10]}
+    schema = {"target": {"name": "y", "range": [0, 6]}, "columns": {"x": number}}
+    fit = lambda epsilon, **more: silodp.SiloRegressor(epsilon=epsilon, random_state=0, **more).fit(
+        table, silo="site", schema=schema
+    )
+    broken = fit(3.0)
+    assert broken.score(table) > 0.9 and len(broken.encoded_feature_names_) == 8
+    again = silodp.load(broken.save(tmp_path / "model"))
+    assert (again.predict(table) == broken.predict(table)).all()
+    assert fit(3.0, model="linear").score(table) < 0.1  # who names a model gets that model
+    assert fit(0.01).encoded_feature_names_ == ("x",)  # too little is told for more
+    schema["columns"]["x"] = number | {"pieces": 0}
+    assert fit(3.0).encoded_feature_names_ == ("x",)
 
 
 def test_a_model_of_ones_own_trains_and_predicts(tmp_path):
@@ -443,5 +463,9 @@ def test_there_are_enough_mistakes():
 def test_a_scale_is_taken_from_the_kinds_alone():
     number = {"kind": "number", "range": [0, 1]}
     tree = {"target": SCHEMA["target"], "columns": {"a": number, "b": number, "c": number}}
-    assert records.public_scale(silodp.Schema.read(tree)) == pytest.approx(3**0.5)
+    assert records.public_scale(silodp.Schema.read(tree)) == pytest.approx([3**0.5] * 3)
+    tree["columns"]["a"] = number | {"missing": 0.5, "pieces": 3}
+    line, *tents, missing, b, c = records.public_scale(silodp.Schema.read(tree))
+    assert line == b == c == pytest.approx((1 / 9 + 1 / 9 + 1 / 9 + 2 / 9) ** -0.5)
+    assert tents == pytest.approx([line * 2 / 3] * 3) and missing == pytest.approx(line / 4)
     assert jax.config.jax_enable_x64 is False and Path.cwd()  # the estimators change no setting of JAX

@@ -620,3 +620,46 @@ def test_spellings_that_mean_two_things_are_refused(same, told):
     tree = SPELT | {"columns": {"sex": {"kind": "category", "values": ["female", "male"], "same": same}}}
     with pytest.raises(ConfigError, match=re.escape(told)):
         Schema.read(tree)
+
+
+def test_a_number_in_pieces_is_a_broken_line():
+    schema = Schema.read(
+        {
+            "target": {"name": "y", "range": [0, 1]},
+            "columns": {"age": {"kind": "number", "range": [0, 120], "missing": 60, "pieces": 3}},
+        }
+    )
+    assert schema.feature_names == ("age", "age near 10", "age near 60", "age near 110", "age missing")
+    rows = pd.DataFrame({"age": [0, 35, 60, 110, None]})
+    np.testing.assert_allclose(
+        schema.features(rows),
+        [[-1, 1, 0, 0, 0], [-5 / 12, 0.5, 0.5, 0, 0], [0, 0, 1, 0, 0], [5 / 6, 0, 0, 1, 0], [0, 0, 1, 0, 1]],
+        atol=1e-6,
+    )
+    assert Schema.read(schema.to_dict()).fingerprint == schema.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        ({"range": [0, 1], "pieces": 2}, "columns.x: pieces = 2: a broken line has three knots or more"),
+        ({"range": "private", "pieces": 7}, "columns.x: pieces = 7: knots need a public range"),
+        ({"range": [0, 1], "pieces": 101}, "columns.x.pieces"),
+    ],
+)
+def test_pieces_that_make_no_line_are_refused(column, match):
+    tree = {"target": {"name": "y", "range": [0, 1]}, "columns": {"x": {"kind": "number"} | column}}
+    with pytest.raises(ConfigError, match=match):
+        Schema.read(tree)
+
+
+def test_all_plain_numbers_become_broken_lines_and_others_keep_what_they_say():
+    number = {"kind": "number", "range": [0, 1]}
+    columns = {
+        "a": number,
+        "b": number | {"pieces": 0},
+        "c": {"kind": "number", "range": "private"},
+        "d": {"kind": "flag"},
+    }
+    schema = Schema.read({"target": {"name": "y", "range": [0, 1]}, "columns": columns}).in_pieces(5)
+    assert [getattr(column, "pieces", None) for column in schema.columns.values()] == [5, 0, None, None]

@@ -281,6 +281,30 @@ def test_what_cannot_be_whitened_is_told(changes, match):
         prepare(case(**changes), DATA)
 
 
+@pytest.mark.parametrize("moment", ["full", "diagonal"])
+def test_a_scale_for_each_feature_is_that_of_features_scaled_before(moment):
+    factors = np.linspace(0.2, 1.0, DATA.input_shape[0]).astype(np.float32)
+    silos = {silo.name: (silo.features * factors, silo.targets) for silo in DATA.silos}
+    before = silodp.FederatedData.of(silos, classes=DATA.classes)
+    given = {"moment": moment, "shorten": False, "clip": 1.2}
+    one = prepare(case(whiten=given | {"scale": factors.tolist()}), DATA).ground
+    other = prepare(case(whiten=given | {"scale": 1.0}), before).ground
+    np.testing.assert_allclose(one.records[0], other.records[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("section", "match"),
+    [
+        ({"scale": [0.5, 0.5], "shorten": False}, "whiten.scale: 2 numbers for 5 features; give one, or one for each"),
+        ({"scale": [0.5] * 5}, "not with a scale for each feature; set shorten = false"),
+        ({"scale": [0.5, 0.5, 0.5, 0.5, 0.0], "shorten": False}, "greater than 0"),
+    ],
+)
+def test_a_scale_for_each_feature_has_one_for_each(section, match):
+    with pytest.raises(ConfigError, match=match):
+        prepare(case(whiten=section), DATA)
+
+
 def test_auto_is_its_recipe_and_keeps_what_is_given():
     auto = {"name": "auto", "rounds": 6}
     prepared = prepare(parse_config({"privacy": {"epsilon": 2.0}, "algorithm": auto}), DATA)

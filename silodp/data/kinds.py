@@ -10,7 +10,7 @@ import math
 import re
 from datetime import date, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from silodp.data.cells import Cells, check_same, day, flag, label, labels, place, read_cells, read_numbers, spellings
+from silodp.data.numbers import FARTHEST, Constants, scaled, scaled_to, tents
 from silodp.later import Later
 
 if TYPE_CHECKING:
@@ -37,15 +38,6 @@ else:
 Label = StrictBool | StrictInt | StrictFloat | StrictStr
 DAYS = {"days": 1.0, "months": 365.2425 / 12, "years": 365.2425}
 OTHER = "other"
-WIDEST = 4.0  # scaled by a centre and a scale, a number is clipped to this
-
-
-class Constants(NamedTuple):
-    """Of a number: (x - centre) / scale is clipped to [-limit, limit]."""
-
-    centre: float
-    scale: float
-    limit: float = WIDEST
 
 
 def interval(value: Any) -> Any:
@@ -90,15 +82,6 @@ Interval = Annotated[tuple[float, float], BeforeValidator(interval)]
 Day = Annotated[date, BeforeValidator(one_day)]
 
 
-def scaled_to(bounds: tuple[float, float]) -> Constants:
-    lowest, highest = bounds
-    return Constants((lowest + highest) / 2, (highest - lowest) / 2, 1.0)
-
-
-def scaled(values: Float64[np.ndarray, " n"], to: Constants) -> Float64[np.ndarray, " n"]:
-    return np.clip((values - to.centre) / to.scale, -to.limit, to.limit)
-
-
 class Part(BaseModel):
     """Types are taken at their word: true is no number, and a number no text."""
 
@@ -141,6 +124,9 @@ class Number(Column):
     scale: StrictFloat | None = Field(default=None, gt=0)
     unit: str | None = None
     missing: StrictFloat | None = None
+    pieces: StrictInt | None = Field(
+        default=None, ge=0, le=100, description="knots of a broken line in its place; 0: it stays a line"
+    )
 
     @model_validator(mode="after")
     def _one_scale(self) -> Number:
@@ -151,7 +137,25 @@ class Number(Column):
             raise ValueError('give range = [lowest, highest], or centre and scale, or range = "private"')
         if isinstance(self.range, tuple) and self.missing is not None:
             within(self.missing, self.range, f"missing = {self.missing:g}")
+        if self.pieces in (1, 2):
+            raise ValueError(f"pieces = {self.pieces}: a broken line has three knots or more; give 3 to 100, or 0")
+        if self.pieces and self.range == "private":
+            raise ValueError(f"pieces = {self.pieces}: knots need a public range; give one, or leave pieces out")
         return self
+
+    @property
+    def deviation(self) -> float:
+        """That is expected of the scaled number: a range is taken to span six of them."""
+        return 1 / 3 if isinstance(self.range, tuple) else 1.0
+
+    def knots(self) -> Float64[np.ndarray, " k"]:
+        """Of the scaled number."""
+        return np.linspace(-FARTHEST, FARTHEST, self.pieces or 0) * self.deviation
+
+    def names(self, column: str) -> list[str]:
+        chosen = self.constants()
+        places = [] if chosen is None else self.knots() * chosen.scale + chosen.centre
+        return [column, *(f"{column} near {place:.6g}" for place in places)]
 
     def constants(self) -> Constants | None:
         """None for a private range."""
@@ -168,7 +172,8 @@ class Number(Column):
     def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
         chosen = self.constants() or constants
         assert chosen is not None  # the schema refuses before
-        return scaled(values, chosen)[:, None]
+        found = scaled(values, chosen)[:, None]
+        return np.hstack([found, *tents(found, self.knots())]) if self.pieces else found
 
     def allowed(self) -> str:
         unit = f" ({self.unit})" if self.unit else ""

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from silodp.data import image_steps
+from silodp.data.numbers import FARTHEST, tents
 from silodp.data.tables import load_npz, own_name
 from silodp.data.types import Note, Table
 
@@ -207,7 +208,7 @@ def _bias(step: Step, train: Table) -> Fitted:
     return _on_flat_features(append), step.public("a last column of ones")
 
 
-PIECES, FARTHEST = 7, 2.5  # knots of a feature, and where the outermost lie, in deviations
+PIECES = 7  # knots of a feature; the outermost lie at FARTHEST deviations
 
 
 def _pieces(step: Step, train: Table) -> Fitted:
@@ -224,10 +225,9 @@ def _pieces(step: Step, train: Table) -> Fitted:
 
 def _in_pieces(x: Float32[np.ndarray, "n d"], places: np.ndarray) -> np.ndarray:
     """(tents at the places, x / 2), about 1 long for features of unit deviation."""
-    near = np.clip(x, places[0], places[-1])
-    tents = [np.maximum(0, 1 - np.abs(near - place) / (places[1] - places[0])) - 1 / len(places) for place in places]
+    centred = [tent - 1 / len(places) for tent in tents(x, places)]
     usual = 2 / 3 - 1 / len(places) + 1 / 4  # mean square of one feature's columns together
-    return np.hstack([*tents, near / 2]) / np.sqrt(usual * max(1, x.shape[1]))
+    return np.hstack([*centred, np.clip(x, places[0], places[-1]) / 2]) / np.sqrt(usual * max(1, x.shape[1]))
 
 
 def _one_hot_names(step: Step) -> list[str]:

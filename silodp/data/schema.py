@@ -23,7 +23,6 @@ from silodp.data.draft import columns_draft
 from silodp.data.explained import explained
 from silodp.data.kinds import (
     Column,
-    Constants,
     Interval,
     Kind,
     Label,
@@ -32,10 +31,9 @@ from silodp.data.kinds import (
     Same,
     different,
     identifies,
-    scaled,
-    scaled_to,
     some,
 )
+from silodp.data.numbers import Constants, scaled, scaled_to
 from silodp.errors import ConfigError, Problems
 from silodp.later import Later
 from silodp.parse import toml_key, toml_literal
@@ -194,6 +192,19 @@ class Schema(Part):
     @property
     def task(self) -> str:
         return "regression" if self.target.classes is None else "classification"
+
+    def in_pieces(self, knots: int) -> Schema:
+        """The schema with every number as a broken line, but those that say how they want to be encoded."""
+        tree = self.to_dict()
+        for name in self.numbers:
+            tree["columns"][name]["pieces"] = knots
+        return Schema.read(tree)
+
+    @property
+    def numbers(self) -> list[str]:
+        """Columns with a public range or scale that say nothing of pieces."""
+        plain = lambda column: isinstance(column, Number) and column.pieces is None and column.range != "private"
+        return [name for name, column in self.used.items() if plain(column)]
 
     def closed(self, constants: Mapping[str, tuple[float, float]]) -> Schema:
         """The schema with what was found for columns whose range is private: public from now on."""

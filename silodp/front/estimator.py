@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from silodp import registry
 from silodp.config import AlgorithmConfig, Config, ModelConfig
+from silodp.data.preprocess import PIECES
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData
 from silodp.errors import ConfigError
@@ -223,15 +224,13 @@ def fit_with(
     """`estimator.fit`, showing how far it is."""
     vars(estimator).pop("_predictor", None)  # a fit that fails leaves nothing to predict with
     known = None if schema is None else records.schema_for(schema, y, silo, estimator._task)
-    rows = estimator._rows(X, y, silo) if known is None else records.encoded_rows(known, X, y, silo)
-    rows = rows._replace(weights=records.weights_of(sample_weight, len(rows.targets), estimator.largest_weight))
-    estimator.schema_ = known
-    if known is not None:
-        estimator.feature_names_in_ = np.array(list(known.used), dtype=object)
-        estimator.n_features_in_ = len(known.used)
-    data = estimator._silos(rows)
-    delta = advice.default_delta(sum(data.sizes)) if estimator.delta is None else estimator.delta
+    data, delta = described(estimator, known, X, y, silo, sample_weight)
     config, own = config_of(estimator, data, delta)
+    knots = knots_for(estimator, config, data)
+    if knots and known is not None:
+        known = known.in_pieces(knots)
+        data, delta = described(estimator, known, X, y, silo, sample_weight)
+        config, own = config_of(estimator, data, delta)
     advice.warn(data, config.privacy.epsilon, delta)
     done = fitted(config, data, own, progress)
     if known is not None:
@@ -247,6 +246,32 @@ def fit_with(
     estimator.held_out_ = done.held_out
     estimator.report_ = report(title, done.certificate, estimator.delta is None, done.held_out)
     return estimator
+
+
+def described(
+    estimator: Any, known: Schema | None, X: Any, y: Any, silo: Any, sample_weight: Any
+) -> tuple[FederatedData, float]:
+    """The records of all silos, and delta; the estimator learns what its rows are."""
+    rows = estimator._rows(X, y, silo) if known is None else records.encoded_rows(known, X, y, silo)
+    rows = rows._replace(weights=records.weights_of(sample_weight, len(rows.targets), estimator.largest_weight))
+    estimator.schema_ = known
+    if known is not None:
+        estimator.feature_names_in_ = np.array(list(known.used), dtype=object)
+        estimator.n_features_in_ = len(known.used)
+    data = estimator._silos(rows)
+    return data, advice.default_delta(sum(data.sizes)) if estimator.delta is None else estimator.delta
+
+
+def knots_for(estimator: Any, config: Config, data: FederatedData) -> int:
+    """Of the broken lines that numbers become where all is left to `auto` and it says that they pay; 0: none."""
+    from silodp.plan.make import pieces_pay
+    from silodp.plan.objects import facts_of
+
+    schema = estimator.schema_
+    if schema is None or not schema.numbers or estimator.model is not None or config.algorithm.name != registry.AUTO:
+        return 0
+    features = len(schema.in_pieces(PIECES).feature_names)
+    return PIECES if pieces_pay(config, facts_of(data), features) else 0
 
 
 def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config, Model | None]:

@@ -11,7 +11,8 @@ import pandas as pd
 from jaxtyping import Shaped
 
 from silodp.data.inspection import named
-from silodp.data.kinds import Category, Constants, Flag, Number, Ordered, identifies
+from silodp.data.kinds import Category, Date, Flag, Number, Ordered, identifies
+from silodp.data.numbers import Constants
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note, SiloData
 from silodp.errors import ConfigError
@@ -80,16 +81,34 @@ def encoded_rows(schema: Schema, frame: Any, y: Any, silo: Any) -> Rows:
     return Rows(encoded.features, encoded.targets, encoded.silos if labels is None else labels)
 
 
-def public_scale(schema: Schema) -> float:
-    """Makes encoded features about 1 long, by the mean square that is expected of each kind of column.
+MISSING = 0.25  # factor of an indicator of missing cells: they are few, and the noise on it is as long as on others
+SQUARES = {Category: 1.0, Flag: 1 / 2, Ordered: 1 / 3, Date: 1 / 9}  # that are expected of a column's features together
+
+
+def tent(column: Number) -> float:
+    """Factor of a broken line's parts beside the line."""
+    return 2 * column.deviation
+
+
+def usual_square(schema: Schema) -> float:
+    """Of the length of encoded features, by what is expected of each kind of column.
 
     A range is taken to span six deviations. The second moment's noise counts less the longer features are, until they
     are clipped: with 1/3 for a range (all of it equally likely) wbcd loses .02 at epsilon 1, and other tables nothing.
     """
-    squares = {Category: 1.0, Flag: 1 / 2, Ordered: 1 / 3}
-    scaled = lambda column: isinstance(column, Number) and not isinstance(column.range, tuple)
-    expected = lambda column: 1.0 if scaled(column) else squares.get(type(column), 1 / 9)
-    return float(1 / np.sqrt(sum(map(expected, schema.used.values()))))
+    number = lambda column: column.deviation**2 + (tent(column) ** 2 / 2 if column.pieces else 0.0)
+    columns = schema.used.values()
+    return float(sum(number(c) if isinstance(c, Number) else SQUARES[type(c)] for c in columns))
+
+
+def public_scale(schema: Schema) -> list[float]:
+    """Makes encoded features about 1 long together: a factor for each."""
+    factors: list[float] = []
+    for name, column in schema.used.items():
+        others = len(column.names(name)) - 1
+        factors += [1.0] + [tent(column) if isinstance(column, Number) else 1.0] * others
+        factors += [MISSING] if column.indicator() else []
+    return [float(factor / np.sqrt(usual_square(schema))) for factor in factors]
 
 
 def private_columns(schema: Schema) -> list[int]:

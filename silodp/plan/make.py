@@ -15,6 +15,7 @@ from silodp.config import Config
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
+from silodp.plan import auto
 from silodp.plan.auto import chosen_config, explained
 from silodp.plan.calibrate import TRAINING, Noise, Part, noise_of, noise_of_all, stream_shares
 from silodp.plan.claim import printed_noise
@@ -50,6 +51,11 @@ def reasons(config: Config, facts: Facts) -> list[str]:
     """Why `auto` chooses what it chooses; nothing where the config leaves nothing to it."""
     config = with_delta(config, facts)
     return explained(config, facts, noise_among(facts)) if config.algorithm.name == AUTO else []
+
+
+def pieces_pay(config: Config, facts: Facts, features: int) -> bool:
+    """Whether broken lines in the place of numbers are worth it, which make so many features."""
+    return auto.pieces_pay(with_delta(config, facts), facts, features, noise_among(facts))
 
 
 def with_delta(config: Config, facts: Facts) -> Config:

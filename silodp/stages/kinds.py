@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.facts import Facts
@@ -19,7 +21,7 @@ from silodp.stages.maps import Map
 from silodp.stages.scale import Ranges, scaling_of
 
 if TYPE_CHECKING:
-    from silodp.config import Config
+    from silodp.config import Config, WhitenConfig
     from silodp.plan.plan import Plan
 
 
@@ -73,12 +75,14 @@ class Centre(Kind):
 
     def algorithm(self, config: Config, facts: Facts) -> whiten.Centre:
         assert config.whiten is not None
-        return whiten.Centre.of(config.whiten.clip, features_of(facts, "whiten"), config.whiten.scale)
+        return whiten.Centre.of(config.whiten.clip, features_of(facts, "whiten"), scale_of(config.whiten, facts))
 
     def derived(self, plan: Plan, released: Vector) -> Map:
         asked = plan.algorithm
         assert isinstance(asked, whiten.Centre)
-        return whiten.shift_of(released, plan.std_of_average(whiten.CENTRE) * float(asked.clip), float(asked.scale))
+        return whiten.shift_of(
+            released, plan.std_of_average(whiten.CENTRE) * float(asked.clip), np.asarray(asked.scale)
+        )
 
 
 class Whiten(Kind):
@@ -91,7 +95,7 @@ class Whiten(Kind):
         asked = config.whiten
         assert asked is not None
         made = whiten.Moment if asked.moment == "full" else whiten.Diagonal
-        return made.of(asked.clip, features_of(facts, self.name) + 1, asked.scale)
+        return made.of(asked.clip, features_of(facts, self.name) + 1, scale_of(asked, facts))
 
     def leaves(self, facts: Facts) -> Facts:
         assert facts.record is not None
@@ -112,6 +116,14 @@ def features_of(facts: Facts, section: str) -> int:
     if len(facts.input_shape) != 1:
         raise ConfigError(f"{section}: features of shape {facts.input_shape}; it needs a table (flatten them)")
     return facts.input_shape[0]
+
+
+def scale_of(section: WhitenConfig, facts: Facts) -> whiten.Scale | None:
+    """What makes features about 1 long, for all of them or for each."""
+    scale, count = section.scale, features_of(facts, "whiten")
+    if facts.record is not None and isinstance(scale, list) and len(scale) != count:
+        raise ConfigError(f"whiten.scale: {len(scale)} numbers for {count} features; give one, or one for each")
+    return scale
 
 
 BEFORE: tuple[Kind, ...] = (Scale(), Centre(), Whiten())

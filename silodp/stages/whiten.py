@@ -43,6 +43,9 @@ DIAGONAL_RIDGE = 0.375
 SPREAD = 3.0  # squares of features of length 1 have this length / sqrt(features) at most, unless few carry them all
 
 
+Scale = float | list[float]  # of all features, or of each
+
+
 class State(eqx.Module):
     x: Vector
 
@@ -57,8 +60,8 @@ class Centre(Algorithm):
     features: int = eqx.field(static=True)
 
     @staticmethod
-    def of(clip: float, features: int, scale: float | None) -> Centre:
-        """`scale`: makes features about 1 long; left out, that of standardised ones."""
+    def of(clip: float, features: int, scale: Scale | None) -> Centre:
+        """`scale`: makes features about 1 long, for all or for each; left out, that of standardised ones."""
         return Centre(jnp.float32(1.0), build_prox("none"), jnp.float32(clip), scale_of(features, scale), features)
 
     @property
@@ -88,7 +91,7 @@ class Moment(Algorithm):
     features: int = eqx.field(static=True)  # with the constant
 
     @staticmethod
-    def of(clip: float, features: int, scale: float | None) -> Moment:
+    def of(clip: float, features: int, scale: Scale | None) -> Moment:
         scale_ = scale_of(features - 1, scale)
         return Moment(jnp.float32(1.0), build_prox("none"), jnp.float32(clip), scale_, features)
 
@@ -114,7 +117,7 @@ class Moment(Algorithm):
         return float(self.clip) ** 2
 
     def whitening(self, released: Vector, std: float) -> Whitening:
-        return whitening_of(released, std, float(self.scale))
+        return whitening_of(released, std, np.asarray(self.scale))
 
 
 class Diagonal(Algorithm):
@@ -127,7 +130,7 @@ class Diagonal(Algorithm):
     features: int = eqx.field(static=True)  # with the constant
 
     @staticmethod
-    def of(clip: float, features: int, scale: float | None) -> Diagonal:
+    def of(clip: float, features: int, scale: Scale | None) -> Diagonal:
         count = max(1, features - 1)
         longest = min(clip**2, SPREAD / math.sqrt(count))
         return Diagonal(jnp.float32(1.0), build_prox("none"), jnp.float32(longest), scale_of(count, scale), count + 1)
@@ -153,14 +156,14 @@ class Diagonal(Algorithm):
         return [Stream(MOMENT, len(rounds), Full(), dimension=self.size)]
 
     def whitening(self, released: Vector, std: float) -> Whitening:
-        return rescaling_of(released, std, float(self.scale))
+        return rescaling_of(released, std, np.asarray(self.scale))
 
 
-def scale_of(features: int, given: float | None) -> Any:
-    return jnp.float32(given or 1 / math.sqrt(max(1, features)))
+def scale_of(features: int, given: Scale | None) -> Any:
+    return jnp.asarray(1 / math.sqrt(max(1, features)) if given is None else given, jnp.float32)
 
 
-def shift_of(mean: Vector, std: float, scale: float) -> Shift:
+def shift_of(mean: Vector, std: float, scale: Any) -> Shift:
     """From a released mean and the std of the noise in each of its numbers.
 
     A mean that is no longer than its noise says nothing: the more noise, the nearer the centre stays to 0
@@ -172,8 +175,8 @@ def shift_of(mean: Vector, std: float, scale: float) -> Shift:
     return Shift((worth * told / scale).astype(np.float32))
 
 
-def whitening_of(moment: Vector, std: float, scale: float) -> Whitening:
-    """From a released moment, the std of the noise in each of its numbers, and the scale of its features."""
+def whitening_of(moment: Vector, std: float, scale: Any) -> Whitening:
+    """From a released moment, the std of the noise in each of its numbers, and its features' scale."""
     matrix = np.asarray(unpacked(moment), np.float64)
     values, vectors = np.linalg.eigh(matrix)
     noise = math.sqrt(2 * len(values)) * std  # the noise alone has eigenvalues up to this
@@ -194,7 +197,7 @@ def dearness(features: int, std: float, clip: float) -> float:
     return math.sqrt(2 * features) * std * (SQUARES_MOVE / MOVES) * clip**2 * features
 
 
-def rescaling_of(squares: Vector, std: float, scale: float) -> Whitening:
+def rescaling_of(squares: Vector, std: float, scale: Any) -> Whitening:
     """From released mean squares of features. Those that noise alone could have made get their mean."""
     told = np.asarray(squares, np.float64)
     clear = told > CLEAR * std
