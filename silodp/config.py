@@ -98,7 +98,6 @@ class OpenSection(Section):
 
 # Within float32's numbers, with room for what is computed from a clip norm: 2^20 times its smallest one, and more.
 CLIP_NORM: dict[str, Any] = {"ge": 1e-18, "le": 1e18}
-Positive = Annotated[float, Field(gt=0)]
 
 
 class ScaleConfig(Section):
@@ -120,7 +119,7 @@ class WhitenConfig(Section):
     shorten: bool = Field(
         default=True, description="records longer than `clip` are shortened to it in all that follows, new ones too"
     )
-    scale: Positive | list[Positive] | None = Field(
+    scale: float | list[float] | None = Field(
         default=None,
         description="public factor that makes features about 1 long, or one for each; 1 / sqrt(d) when left out",
     )
@@ -130,6 +129,9 @@ class WhitenConfig(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> WhitenConfig:
+        each = self.scale if isinstance(self.scale, list) else [1.0 if self.scale is None else self.scale]
+        if not each or min(each) <= 0:
+            raise ValueError("whiten.scale: give a positive number, or one for each feature")
         if self.shorten and isinstance(self.scale, list):
             raise ValueError("whiten.shorten: not with a scale for each feature; set shorten = false")
         return self

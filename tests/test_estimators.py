@@ -250,7 +250,8 @@ def test_a_product_is_the_product():
 def asked(**options: Any) -> silodp.Config:
     estimator = silodp.SiloClassifier(**options)
     estimator.schema_ = silodp.Schema.read(SCHEMA)
-    data = FederatedData.of({"a": (X.astype(np.float32), THREE == "a")}, classes=["x", "y"])
+    features = np.resize(X, (600, len(estimator.schema_.feature_names))).astype(np.float32)
+    data = FederatedData.of({"a": (features, THREE == "a")}, classes=["x", "y"])
     return config_of(estimator, data, 1e-6)[0]
 
 

@@ -297,7 +297,7 @@ def test_a_scale_for_each_feature_is_that_of_features_scaled_before(moment):
     [
         ({"scale": [0.5, 0.5], "shorten": False}, "whiten.scale: 2 numbers for 5 features; give one, or one for each"),
         ({"scale": [0.5] * 5}, "not with a scale for each feature; set shorten = false"),
-        ({"scale": [0.5, 0.5, 0.5, 0.5, 0.0], "shorten": False}, "greater than 0"),
+        ({"scale": [0.5, 0.5, 0.5, 0.5, 0.0], "shorten": False}, "whiten.scale: give a positive number, or one"),
     ],
 )
 def test_a_scale_for_each_feature_has_one_for_each(section, match):
