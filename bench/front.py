@@ -83,9 +83,9 @@ class Kept:
 PEERS = ("objective", "diffprivlib", "adassp")
 
 
-def measure(names: list[str], kept: Kept, only: str | None) -> None:
+def measure(names: list[str], kept: Kept, only: str | None, seeds: int) -> None:
     """Seed by seed, so that a run that is stopped has something of every table."""
-    for seed, name in itertools.product(range(max(SEEDS)), names):
+    for seed, name in itertools.product(range(seeds), names):
         table = read(name)
         own, others = SEEDS if len(table.frame) < MANY else FEW_SEEDS
         if seed < own and only != "others":
@@ -207,13 +207,14 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)}; all when left out")
     parser.add_argument("--only", choices=("front", "others"), help="measure only the front door, or only the others")
     parser.add_argument("--again", action="store_true", help="measure the front door's own cells anew")
+    parser.add_argument("--seeds", type=int, default=max(SEEDS), help="at most so many of every table")
     options = parser.parse_args()
     unknown = set(options.tables) - set(TABLES)
     if unknown:
         parser.error(f"no such table: {', '.join(sorted(unknown))}")
     names = options.tables or list(TABLES)
     kept = Kept(KEPT, [f"{name}|" for name in names] if options.again else [])
-    measure(names, kept, options.only)
+    measure(names, kept, options.only, options.seeds)
     page_of(kept.cells)
 
 
