@@ -34,9 +34,9 @@ class TwinChannel(Untrusted):
     """Spends, in place of a multiplier, bound over distance: the account keeps the smallest of each stream."""
 
     def privatise_local(self, release: Release, silo: Silo, step: Any = 0) -> Vector:
-        values = jax.lax.all_gather(release.value, "world")
+        values, rests = (jax.lax.all_gather(each, "world") for each in (release.exact.high, release.exact.low))
         bound = jax.lax.all_gather(release.bound, "world").min()
-        distance = jnp.linalg.norm(values[0] - values[1])
+        distance = jnp.linalg.norm((values[0] - values[1]) + (rests[0] - rests[1]))
         room = jnp.where(distance > 0, bound / jnp.where(distance > 0, distance, 1.0), jnp.inf)
         silo.account = silo.account.spend(release.stream, room)
         return privatise(Release(values[0], bound, release.stream), 0.1, silo.randomness, step)
