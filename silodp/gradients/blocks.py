@@ -17,7 +17,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, PyTree
 
-from silodp.doubles import Double, rounded
+from silodp.doubles import Double, normal, rounded, two_sum
 from silodp.errors import ConfigError
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ RUN = 256
 SLACK = 2.0**-7
 MOST_RECORDS = 1 << 22
 SMALLEST_BLOCK = 32  # of that many records. Sums of fewer are off by less, and may be of smaller blocks
+FEW_BLOCKS = 64  # whose sums need not be normal on the way
 UNIT = 2.0**-24  # the largest relative error of one rounding in float32
 
 
@@ -77,14 +78,23 @@ def sum_in_blocks(
         take = lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size)
         fresh = start + jnp.arange(size) >= block * size
         sums = run_sums(jax.tree.map(take, records), jnp.where(fresh, take(weights), 0))
-        added = [Double(*total).plus(part) for total, part in zip(totals, jax.tree.leaves(sums), strict=True)]
+        add = added_loosely if blocks <= FEW_BLOCKS else Double.plus
+        added = [add(Double(*total), part) for total, part in zip(totals, jax.tree.leaves(sums), strict=True)]
         return [jnp.stack([d.high, d.low]) for d in added], None
 
     shapes = jax.eval_shape(run_sums, jax.tree.map(lambda leaf: leaf[:size], records), weights[:size])
     # Both halves in one array: a loop then passes over them once.
     zeros = [jnp.zeros((2, *s.shape[1:]), s.dtype) for s in jax.tree.leaves(shapes)]
     totals = lax.scan(step, zeros, jnp.arange(blocks))[0]
-    return jax.tree.unflatten(jax.tree.structure(shapes), [Double(*total) for total in totals])
+    return jax.tree.unflatten(jax.tree.structure(shapes), [normal(*total) for total in totals])
+
+
+def added_loosely(total: Double, parts: Float[Array, "parts ..."]) -> Double:
+    """total + parts, whose low half keeps all that rounding took away so far: for few additions, then `normal`."""
+    if parts.shape[0] > 1:
+        return total.plus(parts)
+    high, rest = two_sum(total.high, rounded(parts[0]))
+    return Double(high, total.low + rest)
 
 
 def sum_in_groups(

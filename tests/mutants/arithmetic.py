@@ -30,6 +30,10 @@ ARITHMETIC = [
         "runs are added in float32", "tests/rounding/test_long_memories.py::test_the_outer_sum_of_the_most_records_is_off_by_no_more_than_is_proven",
     ),
     Mutant(
+        "rest-of-few-blocks-dropped", "silodp/gradients/blocks.py", "return Double(high, total.low + rest)", "return Double(high, total.low)",
+        "blocks are added in float32", SUMS + "test_a_sum_of_few_blocks_that_cancels_keeps_twice_the_digits",
+    ),
+    Mutant(
         "tokens-clipped-apart", "silodp/gradients/factors.py", "return jnp.where(earlier[:, None] > 0, 0, added)", "return cotangents",
         "what one row's tokens do together is not what is clipped", SUMS + "test_tokens_of_one_row_are_added_before_they_are_clipped",
     ),
