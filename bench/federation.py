@@ -59,6 +59,16 @@ CASES = {
     "aggregated-3": Case(
         "spider, aggregated", 3, {"privacy": PRIVACY | {"trust": "aggregated"}, "algorithm": OPTIONS, **SMALL}, None
     ),
+    "missing-4": Case(
+        "spider, aggregated, may miss 1",
+        4,
+        {
+            "privacy": PRIVACY | {"trust": "aggregated", "missing": 1, "colluding": 1},
+            "algorithm": OPTIONS,
+            **SMALL,
+        },
+        None,
+    ),
     "shuffler-3": Case(
         "privunit through a shuffler",
         3,

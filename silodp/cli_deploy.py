@@ -185,7 +185,7 @@ def ledger_verify(folder: SiteFolder) -> None:
 def run(
     file: PlanFile,
     approvals: Annotated[list[Path], typer.Argument(help="the sites' approvals", metavar="APPROVAL.json...")],
-    out: Annotated[Path, typer.Option(help="the run's folder; the same again goes on where it stopped")],
+    out: Annotated[Path, typer.Option(help="the run's folder")],
     kit: Annotated[Path | None, typer.Option(help="the project admin's kit: run it over the network engine")] = None,
     guards: Annotated[
         Path | None, typer.Option(help="a folder with SITE.sock for every site: guards' sockets on this machine")

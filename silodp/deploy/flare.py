@@ -88,8 +88,8 @@ class Coordinator(Controller):
         while True:
             request = Shareable()
             request[BYTES] = data
-            engine = fl_ctx.get_engine()
-            told = engine.send_aux_request(targets=[site], topic=TOPIC, request=request, timeout=ONCE, fl_ctx=fl_ctx)
+            engine, once = fl_ctx.get_engine(), min(ONCE, max(1.0, until - time.monotonic()))
+            told = engine.send_aux_request(targets=[site], topic=TOPIC, request=request, timeout=once, fl_ctx=fl_ctx)
             reply = (told or {}).get(site)
             if reply is not None and reply.get_return_code() == ReturnCode.OK:
                 return reply[BYTES]
