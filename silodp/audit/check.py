@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +22,21 @@ import numpy as np
 from silodp import registry, vouched
 from silodp.algorithms import find
 from silodp.audit.neighbours import Moved, measured_sensitivity
+from silodp.audit.real import SiloHere
 from silodp.audit.rows import OK
 from silodp.audit.table import audit, audit_case, cases_of, trusts_of
 from silodp.compressors import Compressor
 from silodp.data import FederatedData, SiloData
-from silodp.deploy.pipes import message_federation
+from silodp.deploy.links import Link, SiloProcess
+from silodp.deploy.pipes import joined, outside_names, portable
 from silodp.errors import ConfigError
 from silodp.parse import parse_config
 from silodp.plan.certificate import settle
+from silodp.plan.plan import Plan
 from silodp.randomness import SeededRandomness
 from silodp.run.directory import RunDirectory
 from silodp.run.prepare import Prepared, prepare
-from silodp.run.simulate import Carry, begin, compile_run, simulate
+from silodp.run.simulate import Carry, Compiled, begin, compile_run, simulate
 
 SIZES, FEATURES, ROUNDS = (40, 25, 31), 5, 6
 # Pairs of records, longer than any clip: with opposite gradients, and with different squares.
@@ -85,9 +89,10 @@ def kind_of(name: str) -> tuple[str, Any]:
 
 
 def check_algorithm(name: str, options: dict[str, Any]) -> Iterator[Finding]:
-    entry = find(name)
-    for trust in trusts_of(entry):
-        yield from checked_run({"name": name} | dict(entry.example) | options, trust)
+    entry, parties = find(name), Parties()
+    with parties:
+        for trust in trusts_of(entry):
+            yield from checked_run({"name": name} | dict(entry.example) | options, trust, parties=parties)
     for row in audit([name], options=options):
         words = f"claim {row.claim_mu:.3f}, measured {row.measured_mu:.3f} +- {row.standard_error:.3f}"
         yield Finding(row.trust, "audit", row.verdict == OK, f"{words}: {row.verdict}")
@@ -129,7 +134,24 @@ def config_of(options: dict[str, Any], trust: str, own: dict[str, Any]) -> Any:
     return parse_config({"privacy": privacy, "algorithm": algorithm, "run": run})
 
 
-def checked_run(options: dict[str, Any], trust: str, own: dict[str, Any] | None = None) -> Iterator[Finding]:
+class Parties(ExitStack):
+    """Silos for message mode. One is a process, which must find the part by itself; the others save their start.
+
+    The noise is seeded, so that they take a new plan when one is sent: the same silos serve all trust models.
+    """
+
+    silos: tuple[Link, ...] = ()
+
+    def of(self, plan: Plan) -> tuple[Link, ...]:
+        if not self.silos:
+            process = self.enter_context(SiloProcess(outside_names(portable(plan.config))))
+            self.silos = (process, *(self.enter_context(SiloHere()) for _ in SIZES[1:]))
+        return self.silos
+
+
+def checked_run(
+    options: dict[str, Any], trust: str, own: dict[str, Any] | None = None, parties: Parties | None = None
+) -> Iterator[Finding]:
     """The checks of one combination; when it cannot be built the others are left out."""
     made: list[Prepared] = []
     built = told(trust, "builds, lets nothing out", lambda: made.append(prepared_for(options, trust, own or {})))
@@ -137,12 +159,13 @@ def checked_run(options: dict[str, Any], trust: str, own: dict[str, Any] | None 
     if not built.passed:
         return
     prepared = made[0]
-    carries: list[Carry] = []
-    yield told(trust, "releases what it declares", lambda: carries.extend(finished(prepared)))
-    if not carries:
+    ran: list[Ran] = []
+    yield told(trust, "releases what it declares", lambda: ran.append(finished(prepared)))
+    if not ran:
         return
-    yield told(trust, "resumes to the same bits", lambda: check_resumed(prepared, carries))
-    yield told(trust, "message mode is the simulation", lambda: check_messages(prepared, carries[-1]))
+    yield told(trust, "resumes to the same bits", lambda: check_resumed(prepared, ran[0]))
+    with Parties() if parties is None else nullcontext(parties) as asked:
+        yield told(trust, "message mode is the simulation", lambda: check_messages(prepared, ran[0].carries[-1], asked))
     if prepared.plan.channel.gaussian:
         yield told(trust, "bounds hold on neighbours", lambda: check_neighbours(prepared))
 
@@ -160,33 +183,40 @@ def prepared_for(options: dict[str, Any], trust: str, own: dict[str, Any]) -> Pr
     return prepare(config_of(options, trust, own), small_data())
 
 
-def finished(prepared: Prepared) -> Sequence[Carry]:
-    """The run after each chunk; an error when it released anything but what was declared."""
+class Ran(NamedTuple):
+    """A program, and the run after each chunk."""
+
+    compiled: Compiled
+    carries: Sequence[Carry]
+
+
+def finished(prepared: Prepared) -> Ran:
+    """An error when the run released anything but what was declared."""
     carries: list[Carry] = []
     carry, _ = begin(prepared.problem, prepared.setting, sweep=False)
     compiled = compile_run(prepared.problem, prepared.setting, carry, sweep=False)
     simulate(prepared.problem, prepared.setting, carry, compiled, lambda chunk: carries.append(chunk.carry))
     settle(prepared.plan, carries[-1].ends.accounts)
-    return carries
+    return Ran(compiled, carries)
 
 
-def check_resumed(prepared: Prepared, carries: Sequence[Carry]) -> None:
-    problem, setting = prepared.problem, prepared.setting
+def check_resumed(prepared: Prepared, ran: Ran) -> None:
+    """From a checkpoint on disk; the program is the same."""
+    problem, setting, carries = prepared.problem, prepared.setting, ran.carries
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory.create(Path(folder) / "run", prepared.config, "check")
         directory.save_checkpoint(carries[0], 1)
         saved = directory.load_checkpoint(carries[-1])
     assert saved is not None
-    compiled = compile_run(problem, setting, saved[0], sweep=False)
-    again = simulate(problem, setting, saved[0], compiled, lambda chunk: None)
+    again = simulate(problem, setting, saved[0], ran.compiled, lambda chunk: None)
     if not np.array_equal(np.asarray(again.state.x), np.asarray(carries[-1].state.x)):
         raise AssertionError("a resumed run ends at another point")
 
 
-def check_messages(prepared: Prepared, expected: Carry) -> str:
+def check_messages(prepared: Prepared, expected: Carry, parties: Parties) -> str:
     plan, x0 = prepared.plan, prepared.setting.x0
     records = [{"features": silo.features, "targets": silo.targets} for silo in prepared.data.silos]
-    with message_federation(plan, records, plan.config.run.seed) as fed:
+    with joined(plan, parties.of(plan), records, plan.config.run.seed) as fed:
         *_, last = fed.rounds(plan.algorithm, x0)
         settle(plan, fed.final_accounts())
     apart = float(jnp.max(jnp.abs(last.x - expected.state.x)))
