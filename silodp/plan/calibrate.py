@@ -20,6 +20,7 @@ from silodp.privacy.kinds import Releases, Spent
 TRAINING, EVALUATION = "train", "evaluate"
 VALUE_SHARE = 0.8  # of mu^2, when there are other streams: the exact counterpart of DIFF2's u = 1.25
 
+Lines = Sequence[Sequence[Releases]]  # of the account, for each silo
 Noise = dict[str, tuple[float, ...]]  # by line of the account, a multiplier for each silo
 
 
@@ -35,15 +36,15 @@ class Part:
 
     @staticmethod
     def of(name: str, share: float, algorithm: Algorithm, facts: Facts, held_out: bool = False) -> Part:
-        streams = tuple(
-            tuple(algorithm.releases(i, facts.sizes, facts.rounds_of(i))) for i in range(facts.silos)
-        )  # fmt: skip
+        releases = algorithm.releases  # once: equinox makes an object of a method whenever it is named
+        streams = tuple(tuple(releases(i, facts.sizes, facts.rounds_of(i))) for i in range(facts.silos))
         return Part(name, share, algorithm, Declared(facts, streams, algorithm.together), held_out)
 
     def accounted(self, channel: Channel, silo: int) -> list[Releases]:
         streams = self.declared.streams[silo]
         lines = channel.accounted(self.declared, silo, streams)
-        left_out = {channel.accounted_as(stream) for stream in streams} - {line.stream for line in lines}
+        named = channel.accounted_as
+        left_out = {named(stream) for stream in streams} - {line.stream for line in lines}
         if left_out:
             raise ConfigError(
                 f"privacy.trust: {type(channel).__name__} does not account {', '.join(sorted(left_out))}; `accounted` "
@@ -51,9 +52,8 @@ class Part:
             )
         return lines
 
-    def shares(self, channel: Channel, split: float | str | None) -> dict[str, float] | None:
+    def shares(self, lines: Lines, split: float | str | None) -> dict[str, float] | None:
         """Each line's part of what the stage has; None: equal parts."""
-        lines = [self.accounted(channel, i) for i in range(self.declared.facts.silos)]
         # A stream that nobody uses takes no part of the budget: one local step must cost what none costs.
         used = list(dict.fromkeys(release.stream for own in lines for release in own if release.count))
         return stream_shares(self.algorithm, used, lines[0][0].stream, split, self.declared.facts.rounds)
@@ -109,8 +109,9 @@ def noise_of(
     if not parts:
         return []
     silos = range(parts[0].declared.facts.silos)
-    each = [tuple(release for part in parts for release in part.accounted(channel, i)) for i in silos]
-    shares = joint_shares(parts, channel, privacy.split)
+    lines = [[part.accounted(channel, i) for i in silos] for part in parts]
+    each = [tuple(release for own in lines for release in own[i]) for i in silos]
+    shares = joint_shares(parts, lines, privacy.split)
     facts = parts[0].declared.facts
     targets = [record_target(each[i], privacy.of_silo(facts.names[i]), facts.sizes[i]) for i in silos]
     if printed is not None:
@@ -175,21 +176,21 @@ def with_rest(
     return needed | own_noise(own, privacy, shares, shared) if own and spare else needed
 
 
-def joint_shares(parts: Sequence[Part], channel: Channel, split: float | str | None) -> dict[str, float] | None:
+def joint_shares(parts: Sequence[Part], lines: Sequence[Lines], split: float | str | None) -> dict[str, float] | None:
     """Each line's part of the whole budget; None: one part, in equal parts."""
     if len(parts) == 1:
-        return parts[0].shares(channel, split)
+        return parts[0].shares(lines[0], split)
     shares: dict[str, float] = {}
     taken: set[str] = set()
-    for part in parts:
-        releases = [r for i in range(part.declared.facts.silos) for r in part.accounted(channel, i)]
+    for part, own in zip(parts, lines, strict=True):
+        releases = [release for silo in own for release in silo]
         clash = {release.stream for release in releases} & taken
         if clash:
             raise ValueError(f"stage {part.name!r}: stream {min(clash)!r} stands in another stage too; rename it")
         taken |= {release.stream for release in releases}
         used = dict.fromkeys(release.stream for release in releases if release.count)
         # What a config says about the split is meant for its algorithm.
-        asked = part.shares(channel, split) if part.name == TRAINING else None
+        asked = part.shares(own, split) if part.name == TRAINING else None
         within = asked or dict.fromkeys(used, 1 / max(1, len(used)))
         shares |= {line: part.share * share for line, share in within.items()}
     return shares

@@ -89,9 +89,10 @@ def channel_of(config: Config, entry: Entry) -> Channel:
 
 def check_batches(algorithm: Algorithm, facts: Facts, rounds: int) -> None:
     """The smallest silo first: what it allows, all do."""
-    names = [s.name for s in algorithm.releases(0, facts.sizes, range(rounds))]
+    releases = algorithm.releases
+    names = [s.name for s in releases(0, facts.sizes, range(rounds))]
     for i in sorted(range(facts.silos), key=lambda i: facts.sizes[i]):
-        streams = algorithm.releases(i, facts.sizes, range(rounds))
+        streams = releases(i, facts.sizes, range(rounds))
         if [s.name for s in streams] != names or len(set(names)) != len(names):
             raise ValueError(f"releases(): streams {names} of silo 0; give each once, and the same for every silo")
         for stream in streams:
