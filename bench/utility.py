@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from bench.rivals import DELTA, central, linear_model, trees
 from bench.tasks import TASKS, Split, Task, in_pieces, split
 from bench.utility_page import KEPT, write_page
+from silodp.cluster import Place, place_of, spread
 from silodp.data import FederatedData
 from silodp.parse import parse_config
 from silodp.plan import auto as recipe
@@ -40,6 +42,7 @@ SEARCHES: dict[str, dict[str, tuple[Any, ...]]] = {
 SEEDS = {"auto": 5, "local": 2, "dp-gd": 2, "dp-gd, momentum": 2}  # others: as many as auto
 ALONE = 2  # silos that are trained alone, in the mean
 QUICK = (1.0, 3.0)
+JOB = "bench.utility:run_job"
 MOST_IN_PIECES = 20  # features
 
 
@@ -85,20 +88,34 @@ def constants_of_auto() -> str:
     return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()[:16]
 
 
-class Kept:
-    """Measured numbers by task|epsilon|trust|method|seed. Several processes may measure different tasks."""
+class Found:
+    """Measured numbers by task|epsilon|trust|method|seed."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.found = found
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.found
+
+    def keep(self, key: str, value: Any) -> None:
+        self.found[key] = value
+
+    def once(self, key: str, value: Callable[[], Any]) -> None:
+        if key not in self:
+            self.keep(key, value())
+
+
+class Kept(Found):
+    """The same in a file. Several processes may measure different tasks."""
 
     def __init__(self) -> None:
-        self.found = self.read()
+        super().__init__(self.read())
 
     def read(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         if found.get("constants of auto") != constants_of_auto():
             found = {k: v for k, v in found.items() if "|auto" not in k and "|local|" not in k}
         return found | {"constants of auto": constants_of_auto()}
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.found
 
     def keep(self, key: str, value: Any) -> None:
         with KEPT.with_suffix(".lock").open("w") as lock:
@@ -109,33 +126,43 @@ class Kept:
             os.replace(partial, KEPT)
         print(f"{key}: {np.max(value):.4f}", flush=True)
 
-    def once(self, key: str, value: Callable[[], Any]) -> None:
-        if key not in self:
-            self.keep(key, value())
-
 
 def measure(
-    names: list[str], seeds: int, epsilons: tuple[float, ...], methods: list[str], trusts: list[str], kept: Kept
-) -> None:
+    names: list[str], seeds: int, epsilons: tuple[float, ...], methods: list[str], trusts: list[str], kept: Kept,
+    place: Place | None,
+) -> None:  # fmt: skip
     """One split after the other, so that a stopped run has all tasks."""
-    for seed, name in itertools.product(range(seeds), names):
-        task = TASKS[name]
-        made = split(task, seed)
-        wanted = [method for method in methods if seed < min(seeds, SEEDS.get(method, seeds))]
-        for method in wanted:
-            measured(name, task, made, method, epsilons, seed, trusts, kept)
+    wanted = [
+        {"name": name, "seed": seed, "method": method, "epsilons": epsilons, "trusts": trusts}
+        for seed, name, method in itertools.product(range(seeds), names, methods)
+        if seed < min(seeds, SEEDS.get(method, seeds))
+    ]
+    if place is None:
+        for job in wanted:
+            measured(**job, kept=kept)
+        return
+    for number, text in spread(JOB, [json.dumps(job | {"known": kept.found}) for job in wanted], place):
+        for key, value in json.loads(text).items():
+            kept.keep(key, value)
+        print(f"{wanted[number]['name']}, {wanted[number]['method']}, split {wanted[number]['seed']}: done", flush=True)
 
 
-def measured(
-    name: str,
-    task: Task,
-    made: Split,
-    method: str,
-    epsilons: tuple[float, ...],
-    seed: int,
-    trusts: list[str],
-    kept: Kept,
-) -> None:
+def run_job(text: str) -> str:
+    """In a worker: one method on one split of one task; what it adds to what is known."""
+    job = json.loads(text)
+    known = job.pop("known")
+    found = Found(dict(known))
+    measured(**job | {"epsilons": tuple(job["epsilons"])}, kept=found)
+    return json.dumps({key: value for key, value in found.found.items() if key not in known}, default=float)
+
+
+@lru_cache(1)  # methods on one split come after one another
+def split_of(name: str, seed: int) -> Split:
+    return split(TASKS[name], seed)
+
+
+def measured(name: str, seed: int, method: str, epsilons: tuple[float, ...], trusts: list[str], kept: Found) -> None:
+    task, made = TASKS[name], split_of(name, seed)
     key = lambda epsilon, trust: f"{name}|{epsilon}|{trust}|{method}|{seed}"
     if method == "no privacy":
         kept.once(f"{name}|none|none|linear|{seed}", lambda: linear_model(task, made.train, made.test))
@@ -152,7 +179,7 @@ def measured(
 
 
 def one_epsilon(
-    task: Task, made: Split, method: str, epsilon: float, seed: int, trusts: list[str], kept: Kept,
+    task: Task, made: Split, method: str, epsilon: float, seed: int, trusts: list[str], kept: Found,
     key: Callable[[str], str],
 ) -> None:  # fmt: skip
     if method == "auto":
@@ -179,6 +206,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
     parser.add_argument("--trusts", nargs="*", choices=TRUSTS, default=list(TRUSTS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--cluster", metavar="ADDRESS", help="of a dask.distributed scheduler that runs the methods")
+    parser.add_argument("--workers", type=int, metavar="N", help="run the methods in N worker processes")
     options = parser.parse_args()
     unknown = set(options.tasks) - set(TASKS)
     if unknown:
@@ -186,7 +215,15 @@ def main() -> None:
     kept, epsilons = Kept(), QUICK if options.quick else EPSILONS
     if not options.print:
         seeds = 1 if options.quick else options.seeds
-        measure(options.tasks or list(TASKS), seeds, epsilons, options.methods, options.trusts, kept)
+        measure(
+            options.tasks or list(TASKS),
+            seeds,
+            epsilons,
+            options.methods,
+            options.trusts,
+            kept,
+            place_of(options.cluster, options.workers),
+        )
     print(write_page(kept.found))
 
 

@@ -10,6 +10,10 @@ import os
 import stat
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from silodp.config import Config
 
 VARIABLE = "SILODP_CACHE"
 OFF = "off"
@@ -99,3 +103,12 @@ def keep_programs() -> None:
     warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small ones add up
+
+
+def keep_own_programs(config: Config) -> None:
+    """The same, if all parts that the config names are the library's own."""
+    from silodp import registry
+    from silodp.parse import named_parts
+
+    if all(registry.is_own(kind, name) for kind, name in named_parts(config).items()):
+        keep_programs()

@@ -11,18 +11,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from silodp import __version__, registry
-from silodp.cache import keep_programs
+from silodp.cache import keep_own_programs, keep_programs
 from silodp.cli_deploy import attach
 from silodp.cli_deploy import plan as plans
 from silodp.cli_fit import fit, predict, warned
 from silodp.cli_pages import compare, plan, show
 from silodp.cli_schema import app as schema
+from silodp.cluster import place_of
 from silodp.compiler import compile_quickly
 from silodp.errors import ConfigError, Refused, one_line
 from silodp.later import Later
@@ -39,9 +40,6 @@ from silodp.show import (
     print_selection,
     print_summary,
 )
-
-if TYPE_CHECKING:
-    from silodp.config import Config
 
 # Help, lists and a version need none of these.
 parse = Later("silodp.parse")
@@ -63,6 +61,10 @@ Overrides = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="change one key of the config; may be repeated"),
 ]
 Out = Annotated[Path | None, typer.Option(help="directory for the results (default: a new one under runs/)")]
+Cluster = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="hand parts to the dask.distributed scheduler at this address")
+]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="hand parts to N worker processes of this machine")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -86,11 +88,6 @@ def refusals(directory: Path | None = None) -> Iterator[None]:
         resumable = directory is not None and directories.is_resumable(directory)
         complain(f"stopped; continue with: silodp resume {directory}" if resumable else "stopped; nothing is kept")
         raise typer.Exit(130) from None
-
-
-def keep_own_programs(config: Config) -> None:
-    if all(registry.is_own(kind, name) for kind, name in parse.named_parts(config).items()):
-        keep_programs()
 
 
 def complain(line: str) -> None:
@@ -133,11 +130,26 @@ def run(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
 
 
 @app.command()
-def resume(directory: Annotated[Path, typer.Argument(help="directory of a stopped run")]) -> None:
-    """Continue a stopped run; the result is that of an unbroken one."""
+def resume(
+    directory: Annotated[Path, typer.Argument(help="directory of a stopped run or sweep")],
+    cluster: Cluster = None,
+    workers: Workers = None,
+) -> None:
+    """Continue a stopped run or sweep; the result is that of an unbroken one."""
     with refusals(directory):
-        keep_own_programs(directories.RunDirectory.open(directory).config)
+        place = place_of(cluster, workers)
+        opened = directories.RunDirectory.open(directory)
+        swept = (directory / directories.PARTS).is_file()
+        if place is not None and not swept:
+            raise ConfigError("--cluster, --workers: a single run has no parts to hand out; leave them out")
+        keep_own_programs(opened.config)
         from silodp.run.progress import bars
+
+        if swept:
+            from silodp.run.parts import resume_sweep
+
+            print_sweep(opened, resume_sweep(opened, bars(console), place))
+            return
         from silodp.run.runner import resume as execute
 
         finished = execute(directory, progress=bars(console))
@@ -145,28 +157,41 @@ def resume(directory: Annotated[Path, typer.Argument(help="directory of a stoppe
 
 
 @app.command()
-def sweep(config: ConfigPath, out: Out = None, set: Overrides = None) -> None:
+def sweep(
+    config: ConfigPath, out: Out = None, set: Overrides = None, cluster: Cluster = None, workers: Workers = None
+) -> None:
     """Run the grid of CONFIG.toml's sweep section in one compiled program (or one per program shape)."""
     with refusals():
+        place = place_of(cluster, workers)
         parsed = parse.load_config(config, set)
         directories.refuse_existing(out)
         from silodp.data import read_data
 
         data = read_data(parsed.data)
+        keep_own_programs(parsed)
+        from silodp.run.parts import sweep_in, sweep_name
         from silodp.run.progress import bars
         from silodp.run.selection import save_selection, select_privately
-        from silodp.run.sweep import best_of, save_sweep, source_name
-        from silodp.run.sweep import sweep as execute
+        from silodp.run.sweep import source_name
 
         if parsed.sweep.private_trials is not None:
+            if place is not None:
+                raise ConfigError("--cluster, --workers: a private selection shows nobody its trials; leave them out")
             chosen = select_privately(parsed, data=data)
             directory = save_selection(parsed, chosen, source_name(data), out)
             print_selection(chosen, directory.path)
             return
-        outcomes = execute(parsed, data=data, progress=bars(console))
-        directory = save_sweep(parsed, outcomes, source_name(data), out)
-        print_outcomes(outcomes, best_of(outcomes, parsed.sweep.select), parsed.sweep.select)
-        console.print(f"results in {directory.path}", markup=False)
+        directory = out or directories.new_path(parsed, sweep_name(parsed, data))
+        with refusals(directory):
+            print_sweep(*sweep_in(directory, parsed, data, bars(console), place))
+
+
+def print_sweep(directory: Any, outcomes: list[Any]) -> None:
+    from silodp.run.sweep import best_of
+
+    column = directory.config.sweep.select
+    print_outcomes(outcomes, best_of(outcomes, column), column)
+    console.print(f"results in {directory.path}", markup=False)
 
 
 @app.command()
@@ -220,6 +245,7 @@ def check(
     ] = None,
 ) -> None:
     """Run the library's own checks on a part from outside; certificates then say that it passed."""
+    compile_quickly()  # many programs, each run a few times
     from silodp.audit.check import check as execute
     from silodp.parse import toml_value
 
@@ -331,6 +357,8 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="list the tables and figures")] = False,
     formats: Annotated[str, typer.Option(help="formats of the figure, among png, pdf and svg: e.g. png,pdf")] = "png",
     docs: Annotated[bool, typer.Option("--docs", help="write docs/reproduction.md from the results there are")] = False,
+    cluster: Cluster = None,
+    workers: Workers = None,
 ) -> None:
     """Run a paper's table or figure again; what is already done in the directory is not run twice."""
     from silodp.reproduce import load_experiment, names
@@ -339,6 +367,7 @@ def reproduce(
     from silodp.run.progress import bars
 
     with refusals():
+        place = place_of(cluster, workers)
         if list_:
             for known in names():
                 console.print(f"{known}: {load_experiment(known).title}", markup=False, highlight=False)
@@ -364,7 +393,7 @@ def reproduce(
             execute(
                 experiment, directory, units=units, calibration=calibration, progress=bars(console),
                 formats=[ending.strip() for ending in formats.split(",")],
-                announce=lambda text: console.print(text, markup=False, highlight=False),
+                announce=lambda text: console.print(text, markup=False, highlight=False), place=place,
             )  # fmt: skip
         except KeyboardInterrupt:
             complain(f"stopped; what is done is kept in {directory}: the same command goes on from there")

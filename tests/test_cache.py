@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp import cache, cli, registry
+from silodp import cache, registry
 from silodp.config import AlgorithmConfig, Config
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Poisson, Releases
@@ -92,8 +92,8 @@ def test_records_that_are_constants_would_be_found(tmp_path):
 def test_programs_with_parts_from_outside_are_not_kept(monkeypatch, name, own):
     """A function of somebody else's may hold records as constants."""
     kept = []
-    monkeypatch.setattr(cli, "keep_programs", lambda: kept.append(name))
-    cli.keep_own_programs(Config(algorithm=AlgorithmConfig(name=name)))
+    monkeypatch.setattr(cache, "keep_programs", lambda: kept.append(name))
+    cache.keep_own_programs(Config(algorithm=AlgorithmConfig(name=name)))
     assert bool(kept) == own
 
 

@@ -14,6 +14,7 @@ from silodp.config import Config
 from silodp.errors import ConfigError
 from silodp.parse import parse_config
 from silodp.run import group
+from silodp.run.directory import RunDirectory
 from silodp.run.prepare import prepare
 from silodp.run.runner import train as run
 from silodp.run.sweep import best_of, run_configs, save_sweep, with_values
@@ -104,12 +105,13 @@ def test_the_best_is_chosen_and_said_to_be_not_private(data, tmp_path):
     outcomes[1].history[-1]["objective"] = float("nan")  # a diverged setting is never the best
     assert best_of(outcomes, "objective") == 0
     outcomes[0].history[-1]["objective"] = float("inf")
+    directory = RunDirectory.create(tmp_path / "kept", swept({}), "made")
     with pytest.raises(ConfigError, match="every setting diverged"):
-        save_sweep(swept({}), outcomes, "made", tmp_path / "none")
-    assert not (tmp_path / "none").exists()
+        save_sweep(directory, swept({}), outcomes, outcomes[0].prepared.ground)
+    assert not directory.complete
     outcomes[0].history[-1]["objective"] = 0.5
-    saved = save_sweep(swept({}), outcomes, "made", tmp_path / "kept").path
-    page = (saved / "report.html").read_text(encoding="utf-8")
+    save_sweep(directory, swept({}), outcomes, outcomes[0].prepared.ground)
+    page = (directory.path / "report.html").read_text(encoding="utf-8")
     assert (
         "covered by none" in page and "Best by objective (mean loss of a record): algorithm.step_size = 0.0001" in page
     )

@@ -12,12 +12,14 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from silodp.cluster import Place
 from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError
 from silodp.plots import check_format
 from silodp.reproduce.checks import check
 from silodp.reproduce.experiment import Column, Experiment, Unit
 from silodp.reproduce.figures import draw
+from silodp.reproduce.lines import run_lines
 from silodp.reproduce.page import report_page
 from silodp.reproduce.report import Results
 from silodp.reproduce.summary import pages
@@ -42,25 +44,34 @@ def reproduce(
     formats: Sequence[str] = ("png",),
     progress: Progress = silent,
     announce: Announce = lambda text: None,
+    place: Place | None = None,
 ) -> dict[tuple[str, str, str], dict[str, Any]]:
     """Every unit of the experiment, those already done read from `units`; the report is written to `out` at the end.
 
-    formats: of the figure, among png, pdf and svg.
+    formats: of the figure, among png, pdf and svg. place: a cluster that runs them line by line.
     """
     wanted = wanted_units(experiment, calibration)
     folder, figures = units or out / "units", [out / f"figure.{ending}" for ending in formats]
     for figure in figures:
         check_format(figure)
     check(experiment)
-    data = DataCache()
-    with programs_kept(out / "programs"):
-        for number, unit in enumerate(wanted, 1):
-            announce(f"[{number}/{len(wanted)}] {experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}")
-            run_unit(unit, data.of(unit), folder, progress)
+    if place is None:
+        run_here(wanted, folder, out / "programs", progress, announce)
+    else:
+        run_lines(wanted, folder, place, announce)
     results = finished(experiment, folder)  # with what earlier calls have done of the other columns
     save_report(experiment, results, out, figures)
     save_certificates(experiment, folder, out / "certificates")
     return results
+
+
+def run_here(units: Sequence[Unit], folder: Path, programs: Path, progress: Progress, announce: Announce) -> None:
+    data = DataCache()
+    with programs_kept(programs):
+        for number, unit in enumerate(units, 1):
+            where = f"{unit.experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}"
+            announce(f"[{number}/{len(units)}] {where}")
+            run_unit(unit, data.of(unit), folder, progress)
 
 
 def wanted_units(experiment: Experiment, calibration: str | None) -> list[Unit]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 PACKAGES = ("silodp", "jax", "jaxlib", "equinox", "numpy", "scipy", "dp-accounting")
 TRAJECTORY = "trajectory.safetensors"
 POINTS = "trajectory.partial"  # of a run that goes on: appended to, as the history is
+PARTS = "parts.json"  # of a sweep: which settings are stacked (silodp.run.parts)
 CHECKPOINT, HISTORY, SILOS, COINS = "checkpoint.safetensors", "history.jsonl", "silos", "coins.*"
 
 

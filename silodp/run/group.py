@@ -38,15 +38,21 @@ class Stopped(Exception):
     """Ends a part's thread when the whole is given up."""
 
 
-class Group:
-    """Members that differ in traced numbers only. `together`: most of them that are stacked."""
+def part_size(members: int, together: int, at_once: int | None = None) -> int:
+    """How many of so many members are stacked in a part.
 
-    def __init__(self, members: Sequence[Prepared], together: int):
-        self.members, self.problem = members, members[0].problem
-        # All cores' parts are in memory at once: together they hold no more than `together`.
-        parts = max(-(-len(members) * cores() // together), min(cores(), len(members)))
-        parts = min(parts, len(members))
-        self.size = -(-len(members) // parts)
+    Parts that run at once (default: one for each core) are in memory at once: they hold no more than `together`.
+    """
+    at_once = at_once or cores()
+    parts = max(-(-members * at_once // together), min(at_once, members))
+    return -(-members // min(parts, members))
+
+
+class Group:
+    """Members that differ in traced numbers only. `size`: of a part. Another size rounds otherwise."""
+
+    def __init__(self, members: Sequence[Prepared], size: int):
+        self.members, self.problem, self.size = members, members[0].problem, size
         self.starts = range(0, len(members), self.size)
         self.start = start_program(self.problem, self._setting(0), sweep=True)
         _, self.carry, rows = self.begin(0)

@@ -11,8 +11,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,7 @@ from silodp.report.files import write_report
 from silodp.run.baselines import baselines
 from silodp.run.directory import RunDirectory, versions
 from silodp.run.evaluation import evaluated
-from silodp.run.group import Group, Ran
+from silodp.run.group import Group, Ran, part_size
 from silodp.run.measure import Metric
 from silodp.run.prepare import Ground, Prepared, prepared_on
 from silodp.run.progress import Progress, silent
@@ -205,7 +204,8 @@ def run_configs(
     members = [stopped(prepared_on(ground, config), stop) for config in configs]
     outcomes: dict[int, Outcome] = {}
     for group in grouped(members):
-        ran = run_group([members[i] for i in group], progress, together or len(group))
+        size = part_size(len(group), together or len(group))
+        ran = run_group([members[i] for i in group], progress, size)
         for i, (history, x, account) in zip(group, ran, strict=True):
             outcomes[i] = settled(members[i], history, x, account, whole=stop is None)
     return [outcomes[i] for i in range(len(configs))]
@@ -257,10 +257,11 @@ def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
     return list(groups.values())
 
 
-def run_group(members: Sequence[Prepared], progress: Progress, together: int) -> list[Ran]:
+def run_group(members: Sequence[Prepared], progress: Progress, size: int) -> list[Ran]:
+    """Members of one program, stacked in parts of this size."""
     title = f"{members[0].config.algorithm.name}: sweep of {len(members)} settings"
     with progress(members[0].problem.rounds * len(members), 0, title) as bar:
-        group = Group(members, together)
+        group = Group(members, size)
         check_measured(members[0].config.sweep.select, group.measured)
         return group.run(bar)
 
@@ -270,7 +271,15 @@ def check_measured(column: str, measured: Sequence[str]) -> None:
         raise ConfigError(f"sweep.select = {column!r}: not measured; measured: {', '.join(measured)}")
 
 
-def best_of(outcomes: Sequence[Outcome], column: str) -> int:
+class Last(Protocol):
+    """A setting of a sweep with its history, whoever has run it."""
+
+    values: dict[str, Value]
+    epsilon: float | None
+    history: list[dict[str, float]]
+
+
+def best_of(outcomes: Sequence[Last], column: str) -> int:
     """The setting with the best last value of a column: largest for accuracy and the like, smallest otherwise."""
     if column not in outcomes[0].history[-1]:
         raise ConfigError(f"sweep.select = {column!r}: not measured; measured: {', '.join(outcomes[0].history[-1])}")
@@ -280,24 +289,22 @@ def best_of(outcomes: Sequence[Outcome], column: str) -> int:
     return int(np.nanargmax(last)) if column.endswith(("accuracy", "auc", "r2")) else int(np.nanargmin(last))
 
 
-def save_sweep(config: Config, outcomes: Sequence[Outcome], data: str, out: Path | str | None) -> RunDirectory:
-    """One directory for the whole sweep: a table of results and every history."""
-    chosen, first = best_of(outcomes, config.sweep.select), outcomes[0].prepared
-    directory = RunDirectory.create(out, config, f"sweep-{config.algorithm.name}-{data}")
+def save_sweep(directory: RunDirectory, config: Config, outcomes: Sequence[Last], ground: Ground) -> None:
+    """A table of results and every history."""
+    chosen = best_of(outcomes, config.sweep.select)
     results = {
         "stamp": SIMULATED,
         "selected_by": config.sweep.select,
         "selection": "not private: selected on private data",
         "best": outcomes[chosen].values,
         "settings": [{"values": o.values, "epsilon": o.epsilon, "final": o.history[-1]} for o in outcomes],
-        "baselines": baselines(first.data, first.ground.objective.model.metric, without_privacy=True),
+        "baselines": baselines(ground.data, ground.objective.model.metric, without_privacy=True),
         "versions": versions(),
     }
-    directory.write_json("sweep.json", results)
     lines = [json.dumps({"values": o.values, "history": o.history}) + "\n" for o in outcomes]
     directory.write_text("histories.jsonl", "".join(lines))
+    directory.write_json("sweep.json", results)  # last of what counts: a sweep that has it is complete
     write_report(directory.path)
-    return directory
 
 
 __all__ = ["Outcome", "Sweep", "best_of", "save_sweep", "source_name", "sweep"]
