@@ -390,7 +390,7 @@ class RunConfig(Section):
     trajectory: bool = Field(default=False, description="keep the parameters of every history row")
     answers: bool = Field(default=False, description="message mode: keep what everybody may see, for audit --real")
     figures: list[Literal["png", "pdf", "svg"]] = Field(
-        default=["png"], min_length=1, description="formats of the history's figure"
+        default=[], description="formats of the history's figure in figures/; report.html has it in any case"
     )
 
     @model_validator(mode="after")

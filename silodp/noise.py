@@ -22,8 +22,11 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from mpmath.libmp import from_rational, mpf_erfc, mpf_shift, mpf_sqrt, to_int
 from scipy.special import ndtr, ndtri
+
+from silodp.later import Later
+
+many_digits = Later("mpmath.libmp")  # one word in 2^23 needs it
 
 BLOCK = 16384  # numbers whose arrays fit into a core's cache
 WORD = 64
@@ -236,8 +239,9 @@ def _scaled_tail(size: Fraction, bits: int) -> Any:
     The 64 further bits leave 2^60 units for mpmath's last digits. Its global precision is shared by threads: not used.
     """
     half_square, precision = size * size / 2, bits + WORD
-    root = mpf_sqrt(from_rational(half_square.numerator, half_square.denominator, precision), precision)
-    return to_int(mpf_shift(mpf_erfc(root, precision), bits - 1))
+    square = many_digits.from_rational(half_square.numerator, half_square.denominator, precision)
+    tail = many_digits.mpf_erfc(many_digits.mpf_sqrt(square, precision), precision)
+    return many_digits.to_int(many_digits.mpf_shift(tail, bits - 1))
 
 
 def _decided(gaussian: _Gaussian, value: float, std: float, step: float, guess: int) -> int:

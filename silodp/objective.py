@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -152,8 +153,8 @@ def sees_several(traced: Any) -> str | None:
 
 
 def refuse_shared_loss(objective: ModelObjective, record: PyTree) -> None:
-    params = objective.unravel(jnp.zeros(objective.parameters))
-    several = sees_several(jax.make_jaxpr(objective.model.loss)(params, record))
+    loss = lambda x, record: objective.model.loss(objective.unravel(x), record)
+    several = sees_several(jax.make_jaxpr(loss)(np.zeros(objective.parameters, np.float32), record))
     if several is not None:
         raise ConfigError(
             f"model {objective.model.name!r}: its loss uses {several}, which sees several records at once; "
@@ -167,8 +168,26 @@ def flat(doubles: PyTree) -> Double:
     return Double(ravel_pytree(part(lambda d: d.high))[0], ravel_pytree(part(lambda d: d.low))[0])
 
 
+def parameter_shapes(model: Model) -> PyTree:
+    """Shapes and types of a model's parameters. Nothing is drawn: every small program that runs would be compiled."""
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))
+
+
 def parameter_count(model: Model) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+    return sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(model)))
+
+
+def layout(params: PyTree) -> Callable[[Vector], PyTree]:
+    """From flat parameters to a tree of these."""
+    found: list[Callable[[Vector], PyTree]] = []
+
+    def flattened(params: PyTree) -> Vector:
+        flat, unravel = ravel_pytree(params)
+        found.append(unravel)  # it knows shapes and types, and no values
+        return flat
+
+    jax.eval_shape(flattened, params)
+    return found[0]
 
 
 def example_record(facts: Facts) -> PyTree:
@@ -176,16 +195,16 @@ def example_record(facts: Facts) -> PyTree:
     if facts.record is None:
         raise ValueError("facts.record is unknown: a plan made without data cannot be run")
     kinds = facts.kinds
-    return map_parts(lambda name, _: jnp.zeros(kinds[name].shape, kinds[name].dtype), facts.record)
+    return map_parts(lambda name, _: np.zeros(kinds[name].shape, kinds[name].dtype), facts.record)
 
 
 def build_objective(model: Model, record: PyTree, engine: str = "auto") -> ModelObjective:
     """Fix the flat layout of a model's parameters and choose the gradient engine for one of its records."""
-    params = model.init(jax.random.key(0))
-    flat, unravel = ravel_pytree(params)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), parameter_shapes(model))
+    unravel = layout(params)
     chosen, reason = engine_for(model.loss, params, record) if engine == "auto" else (engine, "forced by the user")
     penalty = None if model.penalty is None else Flattened(model.penalty, unravel)
-    return ModelObjective(model, unravel, int(flat.size), chosen, reason, penalty)
+    return ModelObjective(model, unravel, parameter_count(model), chosen, reason, penalty)
 
 
 @dataclass(frozen=True)

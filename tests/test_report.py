@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import norm
+from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
 import silodp
@@ -26,7 +27,7 @@ from silodp.report.swept import swept_page
 from silodp.report.words import chance_of_more, detection, in_odds, percent_up, suspicion
 from silodp.reproduce import load_experiment
 from silodp.reproduce.driver import load_results, save_report
-from silodp.run.baselines import baselines
+from silodp.run.baselines import baselines, two_classes, with_one
 from tests.conftest import made_data
 from tests.pages import Reader, problems
 
@@ -112,6 +113,15 @@ def test_errors_of_shares_and_baselines_by_hand():
     assert found["mean predictor"] == pytest.approx(36.0)
     assert found["linear model without privacy"] == pytest.approx(81.0, rel=1e-4)
     assert baselines(data, None, without_privacy=True) == {}
+
+
+def test_two_classes_are_fitted_as_scikit_learn_fits_them():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(200, 6)) * [0.1, 1, 1, 3, 10, 30]
+    positive = features @ rng.normal(size=6) + rng.normal(size=200) > 1
+    reference = LogisticRegression(max_iter=10_000, tol=1e-9).fit(features, positive)
+    weights = two_classes(with_one(features), positive)
+    np.testing.assert_allclose(weights, [*reference.coef_[0], *reference.intercept_], rtol=1e-3, atol=1e-4)
 
 
 # --- pages -------------------------------------------------------------------------------------------

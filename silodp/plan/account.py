@@ -11,7 +11,7 @@ import numpy as np
 
 from silodp.algorithms import find
 from silodp.config import Config, DataConfig
-from silodp.data import FederatedData, read_data
+from silodp.data.types import FederatedData
 from silodp.errors import ConfigError, Inadmissible
 from silodp.facts import Facts
 from silodp.models import Model, model_of
@@ -109,6 +109,8 @@ def sizes_of(config: Config) -> tuple[int, ...]:
         return given_sizes(data)
     if data.source is None:
         raise ConfigError("data.silos and data.records are missing: give both, or data.sizes")
+    from silodp.data.load import read_data  # here: sizes are mostly given
+
     return read_data(data).sizes
 
 

@@ -21,7 +21,6 @@ from typing import Any
 
 from silodp import registry
 from silodp.config import Config, WhitenConfig
-from silodp.data.preprocess import unit_length
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.models import NETWORKS
@@ -164,6 +163,8 @@ def single_release(config: Config, options: Mapping[str, Any]) -> Config:
 def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
     given = {} if config.whiten is None else config.whiten.model_dump(exclude_unset=True)
     moment = given.get("moment") or reason_of(facts, std, WhitenConfig(**given).clip).moment
+    from silodp.data.preprocess import unit_length  # here: most plans have nothing to choose
+
     scale = {"scale": 1.0} if unit_length(config.data.preprocess) else {}
     return {"moment": moment, "share": SHARES[moment]} | scale | given
 

@@ -15,7 +15,7 @@ import equinox as eqx
 from silodp.algorithms import find
 from silodp.channels import Channel
 from silodp.config import AlgorithmConfig, Config
-from silodp.data import FederatedData
+from silodp.data.types import FederatedData
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.models import Model

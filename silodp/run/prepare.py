@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
@@ -93,7 +94,7 @@ class Ground:
         test = self.data.test
         if test is None:
             return None
-        records = jax.tree.map(jnp.asarray, (test.features, test.targets))
+        records = jax.device_put((test.features, test.targets))
         for made in self.maps:
             records = mapped_records(made, records)
         return records
@@ -119,7 +120,7 @@ def stage_names(config: Config) -> tuple[str, ...]:
 
 def stacked(config: Config, data: FederatedData, facts: Facts) -> tuple[PyTree, PyTree | None]:
     """All silos' records that are trained on, and those that are held out."""
-    on_device = lambda silos: jax.tree.map(jnp.asarray, replace(data, silos=tuple(silos)).stack()[:2])
+    on_device = lambda silos: jax.device_put(replace(data, silos=tuple(silos)).stack()[:2])
     held = divided_facts(config, facts).held_out
     if not held:
         return on_device(data.silos), None
@@ -202,7 +203,7 @@ def stage_problem(ground: Ground, stage: Plan, records: PyTree, x0: Vector) -> t
 
 def silos_of(stage: Plan, records: PyTree) -> Silos:
     facts = stage.facts
-    return Silos(records, jnp.asarray(facts.sizes, jnp.int32), jnp.asarray(facts.weights, jnp.float32))
+    return Silos(records, *jax.device_put((np.asarray(facts.sizes, np.int32), np.asarray(facts.weights, np.float32))))
 
 
 def assembled(
@@ -224,7 +225,7 @@ def assembled(
         average=build_average(config.algorithm.average, stage.facts.rounds),
     )
     seed = config.run.seed
-    x0 = ravel_pytree(ground.objective.model.init(jax.random.key(seed)))[0]
+    x0 = jax.jit(lambda key: ravel_pytree(ground.objective.model.init(key))[0])(jax.random.key(seed))
     if ground.metrics:
         jax.eval_shape(partial(measured, problem, plan.algorithm), x0)  # a metric that cannot be computed is found here
     setting = Setting(with_steps(ground.maps, algorithm), stage.noised, jax.random.key(seed), x0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import equinox as eqx
@@ -120,6 +121,7 @@ def whole_stage(problem: Problem, setting: Setting) -> tuple[Vector, Account]:
     return state.x, ends.accounts
 
 
+@partial(jax.jit, static_argnums=1)
 def drawn_round(key: Key[Array, ""], rounds: int) -> Int[Array, ""]:
     """A uniformly drawn round: its iterate is the one that the theorems for nonconvex losses bound."""
     word = SeededRandomness(party_key(key, -1, SERVER)).bits("drawn", ())
