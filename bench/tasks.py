@@ -104,14 +104,15 @@ class Split:
         return FederatedData.of({held.name: (held.features, held.targets)}, test=self.test, classes=self.data.classes)
 
 
-def in_pieces(made: Split) -> FederatedData:
+def in_pieces(data: FederatedData) -> FederatedData:
     """The same silos with every feature as a line with knots (the preprocessing step `pieces`)."""
     step, silos = parse_steps(["pieces"]), {}
     rescaled = lambda x: Table("bench", (x * math.sqrt(x.shape[1])).astype(np.float32), np.zeros(len(x)))
     mapped = lambda x: apply_steps(step, rescaled(x), None)[0].features
-    for held in made.data.silos:
+    for held in data.silos:
         silos[held.name] = (mapped(held.features), held.targets)
-    return FederatedData.of(silos, test=(mapped(made.test[0]), made.test[1]), classes=made.data.classes)
+    assert data.test is not None
+    return FederatedData.of(silos, test=(mapped(data.test.features), data.test.targets), classes=data.classes)
 
 
 def split(task: Task, seed: int) -> Split:
