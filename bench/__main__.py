@@ -21,6 +21,7 @@ PARTS = {
     "growth": "bench.growth:growth",
     "noise": "bench.noise:noise",
     "sums": "bench.sums:sums",
+    "startup": "bench.startup:startup",
 }
 NEEDS_DATA = ("runs", "sweeps")
 HERE = Path(__file__).parent

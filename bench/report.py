@@ -165,6 +165,15 @@ def noise_section(found: dict[str, Any]) -> str:
     return f"## Noise\n\n{text}\n\n{markdown(head, rows)}"
 
 
+def startup_section(found: dict[str, Any]) -> str:
+    rows = [
+        [name, spread(row["cpu_s"]), spread(row["wall_s"]), number(row["peak_mb"] or None), str(row["samples"])]
+        for name, row in found.items()
+    ]
+    text = "Whole processes, in turns. Memory is the most that one process held."
+    return f"## Start-up\n\n{text}\n\n{markdown(['command', 'CPU s', 'wall s', 'peak, MB', 'samples'], rows)}"
+
+
 def sums_section(found: dict[str, Any]) -> str:
     milliseconds = lambda row: spread([1e3 * seconds for seconds in row["cpu_s"]])
     rows = [
@@ -194,4 +203,5 @@ SECTIONS: dict[str, Any] = {
     "growth": growth_section,
     "noise": noise_section,
     "sums": sums_section,
+    "startup": startup_section,
 }

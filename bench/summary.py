@@ -102,6 +102,14 @@ def sums(found: Found) -> str:
     return markdown(["clipped sum", "CPU ms", "over the running sum"], rows)
 
 
+def startup(found: Found) -> str:
+    rows = [
+        [name, number(row["cpu_s"][1]), number(row["wall_s"][1]), number(row["peak_mb"] or None)]
+        for name, row in found["startup"]["found"].items()
+    ]
+    return markdown(["from start to end", "CPU s", "wall s", "peak, MB"], rows)
+
+
 TABLES: dict[str, Any] = {
     "values": gradients("values"),
     "differences": lambda found: f"{gradients('differences')(found)}\n\n{engines(found)}",
@@ -110,4 +118,5 @@ TABLES: dict[str, Any] = {
     "growth": growth,
     "noise": noise,
     "sums": sums,
+    "startup": startup,
 }
