@@ -15,20 +15,26 @@ from typing import Any
 PARTS = {
     "values": "bench.gradients:values",
     "differences": "bench.gradients:differences",
+    "networks": "bench.gradients:network_values",
+    "network-differences": "bench.gradients:network_differences",
     "runs": "bench.runs:runs",
     "sweeps": "bench.runs:sweeps",
+    "sweeps-one-core": "bench.runs:sweeps",
     "compile": "bench.compiling:compiling",
     "growth": "bench.growth:growth",
     "noise": "bench.noise:noise",
     "sums": "bench.sums:sums",
     "startup": "bench.startup:startup",
 }
-NEEDS_DATA = ("runs", "sweeps")
+ONE_CORE = ("sweeps-one-core",)
+NEEDS_DATA = ("runs", "sweeps", *ONE_CORE)
 HERE = Path(__file__).parent
 # A worker that spins while it waits would be charged to whatever is timed next.
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4", "JAX_PLATFORMS": "cpu"}
 ONE_PART = """
-import importlib, json, sys
+import importlib, json, os, sys
+if sys.argv[4] == "one":  # before JAX starts: it makes a thread for each core that it may use
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 module, function = sys.argv[1].split(":")
 found = getattr(importlib.import_module(module), function)(sys.argv[2] == "quick")
 open(sys.argv[3], "w").write(json.dumps(found))
@@ -95,7 +101,8 @@ def measured(part: str, quick: bool) -> dict[str, Any]:
     """A part in a process of its own, so that no part inherits another's threads, memory or compiled programs."""
     print(f"{part} ...", flush=True)
     began, target = time.perf_counter(), HERE / f".{part}.json"
-    command = [sys.executable, "-c", ONE_PART, PARTS[part], "quick" if quick else "full", str(target)]
+    cores = "one" if part in ONE_CORE else "all"
+    command = [sys.executable, "-c", ONE_PART, PARTS[part], "quick" if quick else "full", str(target), cores]
     load, source = os.getloadavg()[0], commit()
     subprocess.run(command, check=True, env=os.environ | QUIET_THREADS, cwd=HERE.parent)
     found = json.loads(target.read_text())

@@ -12,42 +12,53 @@ import numpy as np
 
 from bench import peers_jax, peers_torch
 from bench.peer import Build, Peer
-from bench.targets import GHOST, OURS, PLAIN
+from bench.targets import GHOST, OURS, PLAIN, TORCH
 from bench.timing import interleaved, summaries
-from bench.workloads import Tree, Workload, workloads
+from bench.workloads import Tree, Workload, dense_workloads, other_workloads
 
 PEERS: dict[str, Build] = peers_jax.PEERS | peers_torch.PEERS
-TOLERANCE = 1e-5
+# silodp enlarges norms by what their rounding may have taken: half a unit for each number that was added, which are
+# the inputs and outputs of a layer, or in the general engine all parameters.
+TOLERANCE, ROUNDING = 2e-4, 2.0**-24
 
 
-def measure(points: int, quick: bool) -> dict[str, Any]:
-    some = workloads()[:3] if quick else workloads()
+def measure(works: list[Workload], points: int, quick: bool) -> dict[str, Any]:
+    some = works[:3] if quick else works
     return {work.name: measure_workload(work, points, quick) for work in some}
 
 
 def values(quick: bool) -> dict[str, Any]:
-    return measure(1, quick)
+    return measure(dense_workloads(), 1, quick)
 
 
 def differences(quick: bool) -> dict[str, Any]:
-    return measure(2, quick)
+    return measure(dense_workloads(), 2, quick)
+
+
+def network_values(quick: bool) -> dict[str, Any]:
+    return measure(other_workloads(), 1, quick)
+
+
+def network_differences(quick: bool) -> dict[str, Any]:
+    return measure(other_workloads(), 2, quick)
 
 
 def measure_workload(work: Workload, points: int, quick: bool) -> dict[str, Any]:
     print(f"  {work.name}", flush=True)
     peers = {name: peer for name, build in PEERS.items() if (peer := build(work, points)) is not None}
     first = {name: first_run(peer) for name, peer in peers.items()}
-    checked = {name: agreement(name, peers, {n: result for n, (_, result) in first.items()}) for name in peers}
-    turns, seconds = (4, 2.0) if quick else (20, 24.0)
+    results = {name: result for name, (_, result) in first.items()}
+    checked = {name: agreement(name, peers, results, work) for name in peers}
+    turns, seconds = (4, 1.0) if quick else (20, 6.0)
     samples = interleaved({name: peer.run for name, peer in peers.items()}, turns, seconds, PLAIN)
-    rows = summaries(samples, [PLAIN, OURS, GHOST])
+    rows = summaries(samples, [PLAIN, OURS, GHOST, TORCH])
     for name, peer in peers.items():
         rows[name] |= {
             "difference": checked[name], "same": peer.same, "note": peer.note,
             "temporary_mb": peer.temporary_mb, "peak_mb": first[name][0], "compile_s": peer.compile_seconds,
         }  # fmt: skip
-        ratio = rows[name]["over"][PLAIN]["cpu"][1]
-        print(f"    {name:38}{1e3 * rows[name]['cpu_s'][1]:10.2f} ms CPU {ratio:9.2f}x", flush=True)
+        cpu, wall = (rows[name]["over"][PLAIN][time][1] for time in ("cpu", "wall"))
+        print(f"    {name:38}{1e3 * rows[name]['cpu_s'][1]:10.2f} ms CPU {cpu:9.2f}x {wall:9.2f}x wall", flush=True)
     return rows
 
 
@@ -55,12 +66,13 @@ def flat(tree: Tree) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def agreement(name: str, peers: dict[str, Peer], results: dict[str, np.ndarray]) -> float:
+def agreement(name: str, peers: dict[str, Peer], results: dict[str, np.ndarray], work: Workload) -> float:
     """|its result - the reference| / |the reference|; plain gradients are compared with each other."""
     expected = results[OURS] if peers[name].clipped else results[PLAIN]
     gap = float(np.linalg.norm(results[name] - expected) / np.linalg.norm(expected))
-    if peers[name].same and not gap <= TOLERANCE:
-        raise SystemExit(f"{name} differs from the reference by {gap:.1e}, more than {TOLERANCE:.0e}: not timed")
+    most = TOLERANCE + (ROUNDING * work.parameters if name == "silodp general" else 0)
+    if peers[name].same and not gap <= most:
+        raise SystemExit(f"{name} differs from the reference by {gap:.1e}, more than {most:.0e}: not timed")
     return gap
 
 

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
+from bench.brought_torch import ACTIVATIONS
 from bench.cases import Case, silo_arrays
-from bench.peers_torch import ACTIVATIONS, penalty, record_losses
+from bench.peers_torch import penalty, record_losses
 from silodp.compressors import shift_rate
 from silodp.run.prepare import Prepared
 

@@ -12,52 +12,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from bench.peer import Build, Peer
 from bench.timing import clock
-from bench.workloads import Workload
-from silodp.gradients import clipped_sum
+from bench.workloads import Loss, Workload
+from silodp.doubles import highs
+from silodp.gradients import clipped_sum, engine_for
 
 SIGNS = [1.0, -1.0]
 MICROBATCHES = (8, 64)  # sizes tried with jax-privacy, nearly
-ACTIVATIONS: dict[str, Callable[..., Any]] = {
-    "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus
-}  # fmt: skip
-Loss = Callable[[Any, Any], Any]
-
-
-def written_loss(work: Workload) -> Loss:
-    """The loss of one record as one would write it in JAX without silodp."""
-    act = ACTIVATIONS[work.activation]
-
-    def scores(params: Any, h: Any) -> Any:
-        for name in (n for n in params if n.startswith("conv")):
-            h = lax.conv_general_dilated(h[None], params[name]["weight"], (1, 1), "VALID")[0]
-            h = jax.nn.relu(h + params[name]["bias"][:, None, None])
-            h = lax.reduce_window(h, -jnp.inf, lax.max, (1, 2, 2), (1, 2, 2), "VALID")
-        h = h.reshape(-1)
-        dense = [n for n in params if n.startswith("dense")]
-        for name in dense:
-            h = params[name]["weight"] @ h + params[name]["bias"]
-            h = h if name == dense[-1] else act(h)
-        return h
-
-    def loss(params: Any, record: Any) -> Any:
-        z, target = scores(params, record[0]), record[1]
-        if work.loss == "squared":
-            return (z[0] - target) ** 2
-        if work.loss == "logistic":
-            penalty = sum(jnp.sum(x * x / (1 + x * x)) for x in jax.tree.leaves(params))
-            return jax.nn.softplus((1 - 2 * target) * z[0]) + work.penalty * penalty
-        return jax.nn.logsumexp(z) - z[target]
-
-    return loss
 
 
 def record_gradients(work: Workload, at: Any, records: Any) -> tuple[Any, Any]:
     """Every record's gradient (at two points: their difference), and its norm."""
-    grads = [jax.vmap(jax.grad(written_loss(work)), in_axes=(None, 0))(x, records) for x in at]
+    grads = [jax.vmap(jax.grad(work.written), in_axes=(None, 0))(x, records) for x in at]
     rows = grads[0] if len(at) == 1 else jax.tree.map(jnp.subtract, *grads)
     return rows, jnp.sqrt(sum(jnp.square(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(rows)))
 
@@ -81,14 +49,19 @@ def compiled(work: Workload, points: int, program: Callable[..., Any], clipped: 
     return Peer(run, lambda tree: jax.tree.map(np.asarray, tree), clipped, note, memory, seconds)
 
 
-def engine(name: str, work: Workload, points: int) -> Peer:
+def engine(name: str, work: Workload, points: int) -> Peer | None:
     clip, count = clip_of(work, points), work.records
+    record = work.features[0], work.targets[0]
+    chosen, why = engine_for(work.model.loss, work.point(0), record)
+    if name == chosen:
+        return None  # "auto" is the same program
+    note = f"the {chosen} engine: {why}" if name == "auto" else ""
 
     def program(at: Any, records: Any) -> Any:
         total = clipped_sum(work.model.loss, at, SIGNS[:points], records, jnp.ones(count), clip, engine=name)
-        return jax.tree.map(lambda leaf: leaf / count, total)
+        return jax.tree.map(lambda leaf: leaf / count, highs(total))
 
-    return compiled(work, points, program)
+    return compiled(work, points, program, note=note)
 
 
 def plain(loss_of: Callable[[Workload], Loss], work: Workload, points: int) -> Peer:
@@ -99,26 +72,29 @@ def plain(loss_of: Callable[[Workload], Loss], work: Workload, points: int) -> P
 
 
 def own_layers(work: Workload, points: int) -> Peer | None:
-    """LeNet with silodp's convolution (the others are the same program as the hand-written loss)."""
-    return plain(lambda w: w.model.loss, work, points) if work.model.name == "cnn" else None
+    """Networks with silodp's convolution (the others are the same program as the hand-written loss)."""
+    return plain(lambda w: w.model.loss, work, points) if work.kind == "cnn" else None
 
 
 def combined_loss(work: Workload) -> Callable[..., Any]:
     """A function of a shift whose gradient at 0 is the combination of the gradients at the points."""
-    loss = written_loss(work)
+    loss = work.written
     add = lambda x, u: jax.tree.map(jnp.add, x, u)
     return lambda u, at, record: sum(s * loss(add(x, u), record) for s, x in zip(SIGNS, at, strict=False))
 
 
-def jax_privacy(work: Workload, points: int, microbatch: int | None = None) -> Peer:
+def jax_privacy(work: Workload, points: int, microbatch: int | None = None) -> Peer | None:
     from jax_privacy import clipped_grad
+
+    if microbatch is None and not work.all_fit:
+        return None
 
     options: dict[str, Any] = {
         "l2_clip_norm": clip_of(work, points), "normalize_by": float(work.records), "keep_batch_dim": False,
         "microbatch_size": microbatch,
     }  # fmt: skip
     if points == 1:
-        gradient = clipped_grad(written_loss(work), **options)
+        gradient = clipped_grad(work.written, **options)
         return compiled(work, points, lambda at, records: gradient(at[0], records))
     shifted = clipped_grad(combined_loss(work), batch_argnums=2, **options)
     zero = lambda at: jax.tree.map(jnp.zeros_like, at[0])
@@ -130,14 +106,16 @@ def jax_privacy_in_microbatches(work: Workload, points: int) -> Peer:
     """The quicker of two sizes; it takes only those that divide the records."""
     divisors = [size for size in range(2, work.records) if work.records % size == 0]
     sizes = {min(divisors, key=lambda size: abs(log(size / wanted))) for wanted in MICROBATCHES}
-    tried = {size: jax_privacy(work, points, size) for size in sizes}
+    tried = {size: peer for size in sizes if (peer := jax_privacy(work, points, size)) is not None}
     best = min(tried, key=lambda size: clock(tried[size].run)[0])
     listed = " and ".join(map(str, sorted(sizes)))
     return replace(tried[best], note=f"microbatch_size {best}, the quicker of {listed}")
 
 
-def vmapped(work: Workload, points: int) -> Peer:
+def vmapped(work: Workload, points: int) -> Peer | None:
     """Per-record gradients by vmap, clipped and averaged."""
+    if not work.all_fit:
+        return None
     clip = clip_of(work, points)
 
     def program(at: Any, records: Any) -> Any:
@@ -149,9 +127,9 @@ def vmapped(work: Workload, points: int) -> Peer:
 
 
 PEERS: dict[str, Build] = {
-    "plain gradient, JAX": partial(plain, written_loss),
+    "plain gradient, JAX": partial(plain, lambda work: work.written),
     "plain gradient, JAX, silodp's layers": own_layers,
-    "silodp structured": partial(engine, "structured"),
+    "silodp": partial(engine, "auto"),
     "silodp general": partial(engine, "general"),
     "JAX vmap": vmapped,
     "jax-privacy clipped_grad": jax_privacy,

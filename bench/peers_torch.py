@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from opacus import GradSampleModule
@@ -16,35 +14,14 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from bench.brought_torch import Net
 from bench.peer import Build, Peer
 from bench.peers_jax import clip_of
 from bench.workloads import Tree, Workload
 
 warnings.filterwarnings("ignore", message=".*non-full backward hook.*|.*Full backward hook.*")
-ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": F.relu, "sigmoid": torch.sigmoid, "softplus": F.softplus}
+CHUNK_BYTES = 1e8  # of gradients that torch.func holds at one time, where not all may be
 NO_PENALTY = "without the penalty, which it cannot add to a record's gradient"
-
-
-class Net(nn.Module):
-    """The workload's network with the given weights; layer names as in silodp."""
-
-    def __init__(self, params: Tree, activation: str):
-        super().__init__()
-        self.act, self.convs, self.denses = ACTIVATIONS[activation], [], []
-        for name, layer in params.items():
-            weight = layer["weight"]
-            built = nn.Conv2d(weight.shape[1], weight.shape[0], 5) if weight.ndim == 4 else nn.Linear(*weight.T.shape)
-            built.load_state_dict({key: torch.from_numpy(np.array(leaf)) for key, leaf in layer.items()})
-            self.add_module(name, built)
-            (self.convs if weight.ndim == 4 else self.denses).append(name)
-
-    def forward(self, h: Tensor) -> Tensor:
-        for name in self.convs:
-            h = F.max_pool2d(F.relu(self.get_submodule(name)(h)), 2)
-        h = h.flatten(1)
-        for name in self.denses[:-1]:
-            h = self.act(self.get_submodule(name)(h))
-        return self.get_submodule(self.denses[-1])(h)
 
 
 def record_losses(loss: str, scores: Tensor, targets: Tensor) -> Tensor:
@@ -73,7 +50,7 @@ def as_tree(named: dict[str, Tensor]) -> Tree:
 
 
 def plain(work: Workload, points: int) -> Peer:
-    net, (features, targets) = Net(work.point(0), work.activation), batch(work)
+    net, (features, targets) = Net(work.point(0), work), batch(work)
 
     def run() -> dict[str, Tensor]:
         net.zero_grad()
@@ -91,7 +68,7 @@ def clip_and_mean(rows: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
 
 
 def func_vmap(work: Workload, points: int) -> Peer:
-    nets = [Net(point, work.activation) for point in work.points(points)]
+    nets = [Net(point, work) for point in work.points(points)]
     features, targets = batch(work)
     clip = clip_of(work, points)
 
@@ -102,18 +79,27 @@ def func_vmap(work: Workload, points: int) -> Peer:
     rows_at = vmap(grad(loss), in_dims=(None, 0, 0))
     params = [{name: p.detach() for name, p in net.named_parameters()} for net in nets]
 
-    def run() -> dict[str, Tensor]:
-        rows = [rows_at(p, features, targets) for p in params]
+    def clipped(x: Tensor, t: Tensor) -> dict[str, Tensor]:
+        rows = [rows_at(p, x, t) for p in params]
         if points == 2:
             rows[0] = {name: g - rows[1][name] for name, g in rows[0].items()}
         return clip_and_mean(rows[0], clip)
 
-    return Peer(run, as_tree)
+    def run() -> dict[str, Tensor]:
+        if work.all_fit:
+            return clipped(features, targets)
+        size = max(1, int(CHUNK_BYTES // (4 * work.parameters)))
+        parts = [(len(x), clipped(x, t)) for x, t in zip(features.split(size), targets.split(size), strict=True)]
+        return {name: sum(n * part[name] for n, part in parts) / work.records for name in params[0]}
+
+    return Peer(run, as_tree, note="" if work.all_fit else "in chunks of about 100 MB of gradients")
 
 
-def opacus_hooks(work: Workload, points: int) -> Peer:
+def opacus_hooks(work: Workload, points: int) -> Peer | None:
     """One point: Opacus's own optimizer clips. Two points: its per-record gradients, subtracted and clipped by hand."""
-    nets: list[Any] = [GradSampleModule(Net(point, work.activation)) for point in work.points(points)]
+    if not work.all_fit:
+        return None
+    nets: list[Any] = [GradSampleModule(Net(point, work)) for point in work.points(points)]
     features, targets = batch(work)
     clip, count = clip_of(work, points), work.records
     sgd = torch.optim.SGD(nets[0].parameters(), lr=1.0)
@@ -143,12 +129,14 @@ def opacus_hooks(work: Workload, points: int) -> Peer:
 
 
 def opacus_ghost(work: Workload, points: int) -> Peer | None:
-    if points == 2:
-        return None  # it only ever sees one point: two clipped passes are not a clipped difference
+    # It only ever sees one point: two clipped passes are not a clipped difference. Of a layer that is called again and
+    # again it adds the norms of the calls, not their gradients.
+    if points == 2 or work.kind == "gru":
+        return None
     clip: Any = clip_of(work, points)
     count = work.records
     net: Any = GradSampleModuleFastGradientClipping(
-        Net(work.point(0), work.activation), max_grad_norm=clip, use_ghost_clipping=True
+        Net(work.point(0), work), max_grad_norm=clip, use_ghost_clipping=True
     )
     features, targets = batch(work)
     sgd = torch.optim.SGD(net.parameters(), lr=1.0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import targets
+from bench import shapes, targets
 
 Rows = list[list[str]]
 
@@ -57,7 +58,7 @@ def heading(found: dict[str, Any], picture: str, quick: bool) -> str:
     warning = "\n\n**A quick try: few repetitions, short runs. Not for quoting.**" if quick else ""
     return f"""# Results of `make bench`
 
-Written by `python -m bench`; docs/performance.md says how to read it. Times are CPU time of all threads;
+Written by `python -m bench`; docs/performance.md says how to read it. CPU time is that of all threads;
 programs of a table ran in turns in one process. Medians, quartiles in brackets.{warning}
 
 {first["machine"]}; {versions}.
@@ -65,6 +66,8 @@ programs of a table ran in turns in one process. Medians, quartiles in brackets.
 ## What must be shown
 
 {VERDICTS}
+
+{markdown(shapes.HEAD, shapes.table(found))}
 
 {markdown(targets.HEAD, targets.table(found))}
 
@@ -89,7 +92,8 @@ def gradient_section(title: str, text: str) -> Any:
 
 
 GRADIENT_COLUMNS = [
-    "CPU ms", "over plain JAX", "samples", "wall ms", "grown, MB", "XLA temp., MB", "compile, s", "differs by",
+    "CPU ms", "over plain JAX", "wall ms", "over plain JAX", "samples", "grown, MB", "XLA temp., MB", "compile, s",
+    "differs by",
 ]  # fmt: skip
 
 
@@ -97,8 +101,8 @@ def gradient_row(name: str, row: dict[str, Any]) -> list[str]:
     gap = f"{row['difference']:.0e}" + ("" if row["same"] else " (not the same)")
     over = row["over"][targets.PLAIN]
     return [
-        name, spread([1e3 * s for s in row["cpu_s"]]), spread(over["cpu"]), str(over["samples"]),
-        number(1e3 * row["wall_s"][1]), number(row["peak_mb"]), number(row["temporary_mb"]),
+        name, spread([1e3 * s for s in row["cpu_s"]]), spread(over["cpu"]), number(1e3 * row["wall_s"][1]),
+        spread(over["wall"]), str(over["samples"]), number(row["peak_mb"]), number(row["temporary_mb"]),
         number(row["compile_s"]), gap,
     ]  # fmt: skip
 
@@ -122,13 +126,13 @@ def run_row(name: str, row: dict[str, Any], rounds: int) -> list[str]:
     return [name, spread(row["cpu_s"]), spread(row["over"]["silodp"]["cpu"]), number(row["wall_s"][1]), timed, gap]
 
 
-def sweeps_section(found: dict[str, Any]) -> str:
+def sweeps_section(found: dict[str, Any], where: str = "") -> str:
     both = lambda row, time: [spread(row[f"{time}_s"]), spread(row["over"]["one run"][time])]
     rows = [[name, *both(row, "cpu"), *both(row, "wall")] for name, row in found["rows"].items()]
     seconds = ", ".join(f"{name} {s:.1f} s" for name, s in found["compile_s"].items())
     head = [f"DIFF2-GD 8-10-1, {found['rounds']:,} rounds", "CPU s", "over one run", "wall s", "over one run"]
     text = f"All compiled and started beforehand. The 16 settings run in {found['parts']} parts, a thread each."
-    return f"## Sweeps\n\n{text}\n\n{markdown(head, rows)}\n\nCompile: {seconds}."
+    return f"## Sweeps{where}\n\n{text}\n\n{markdown(head, rows)}\n\nCompile: {seconds}."
 
 
 def compile_section(found: dict[str, Any]) -> str:
@@ -197,8 +201,11 @@ The plain gradients stand for ONE point."""
 SECTIONS: dict[str, Any] = {
     "values": gradient_section("Clipped mean of values", VALUES),
     "differences": gradient_section("Clipped mean of differences", DIFFERENCES),
+    "networks": gradient_section("Clipped mean of values, other networks", VALUES),
+    "network-differences": gradient_section("Clipped mean of differences, other networks", DIFFERENCES),
     "runs": runs_section,
     "sweeps": sweeps_section,
+    "sweeps-one-core": partial(sweeps_section, where=", on one core"),
     "compile": compile_section,
     "growth": growth_section,
     "noise": noise_section,

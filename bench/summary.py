@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench import targets
+from bench import shapes, targets
 from bench.report import exponent, markdown, number
 
 BEGIN, END = "<!-- tables: written by make bench -->", "<!-- end of tables -->"
@@ -27,16 +27,17 @@ def verdicts(found: Found) -> str:
     minutes = sum(own["seconds"] for own in found.values()) / 60
     commits = ", ".join(dict.fromkeys(own["commit"] for own in found.values()))
     where += f"{max(own['load_before'] for own in found.values()):.1f}; {minutes:.0f} minutes in all; commit {commits}."
-    return f"{where}\n\n{markdown(targets.HEAD, targets.table(found))}"
+    gradients = f"{markdown(shapes.HEAD, shapes.table(found))}\n\n" if found.keys() & shapes.PARTS.keys() else ""
+    return f"{where}\n\n{gradients}{markdown(targets.HEAD, targets.table(found))}"
 
 
 def gradients(part: str) -> Any:
     def table(found: Found) -> str:
         works = found[part]["found"]
         names = list(dict.fromkeys(name for own in works.values() for name in own))
-        cell = lambda own, name: over(own, name, targets.PLAIN) if name in own else ""
+        cell = lambda own, name: both(own, name, targets.PLAIN) if name in own else ""
         rows = [[name, *(cell(own, name) for own in works.values())] for name in names]
-        return markdown([f"clipped mean of {part}, CPU time over ONE plain JAX gradient", *works], rows)
+        return markdown([f"{shapes.PARTS[part]}: CPU / wall time over ONE plain JAX gradient", *works], rows)
 
     return table
 
@@ -45,15 +46,20 @@ def over(rows: Found, name: str, base: str, time: str = "cpu") -> str:
     return number(targets.paired(rows, name, base, time).quartiles[1])
 
 
+def both(rows: Found, name: str, base: str) -> str:
+    return " / ".join(over(rows, name, base, time) for time in ("cpu", "wall"))
+
+
 def engines(found: Found) -> str:
     """What the general engine costs: time over the structured engine's, turn by turn, and memory."""
     rows = []
-    for part in ("values", "differences"):
+    for part, what in shapes.PARTS.items():
         for work, own in found.get(part, {"found": {}})["found"].items():
             engines = ("silodp general", targets.OURS)
-            memory = [number(targets.extra_mb(own[engine])) for engine in engines]
-            rows.append([f"{part}, {work}", over(own, *engines), *memory])
-    return markdown(["general engine", "CPU time over structured", "extra, MB", "structured, MB"], rows)
+            if engines[0] in own:  # else it is silodp's choice already
+                memory = [number(targets.extra_mb(own[engine])) for engine in engines]
+                rows.append([f"{what}, {work}", both(own, *engines), *memory])
+    return markdown(["general engine", "CPU / wall time over structured", "extra, MB", "structured, MB"], rows)
 
 
 LOOPS = ("PyTorch loop", "PyTorch loop, silos stacked")
@@ -63,18 +69,23 @@ def runs(found: Found) -> str:
     rows = []
     for name, run in found["runs"]["found"].items():
         own = run["rows"]
-        loops = [over(own, loop, "silodp") if loop in own else "" for loop in LOOPS]
+        loops = [both(own, loop, "silodp") if loop in own else "" for loop in LOOPS]
         seconds = number(own["silodp"]["cpu_s"][1])
         noise = "under 1%" if run["noise_share"] < 0.01 else f"{run['noise_share']:.0%}"
         rows.append([f"{name}, {run['rounds']:,} rounds", seconds, *loops, noise, f"{run['compile_s']:.1f}"])
-    return markdown(["whole run", "silodp, CPU s", *(f"{loop} over it" for loop in LOOPS), "noise", "compile, s"], rows)
+    return markdown(
+        ["whole run", "silodp, CPU s", *(f"{loop} over it, CPU / wall" for loop in LOOPS), "noise", "compile, s"], rows
+    )
 
 
-def sweeps(found: Found) -> str:
-    own = found["sweeps"]["found"]["rows"]
-    ratios = lambda name: [over(own, name, "one run", time) for time in ("cpu", "wall")]
-    rows = [[name, number(row["cpu_s"][1]), *ratios(name)] for name, row in own.items()]
-    return markdown(["sweep of DIFF2-GD 8-10-1", "CPU s", "over one run", "in wall time"], rows)
+def sweeps(part: str, where: str) -> Any:
+    def table(found: Found) -> str:
+        own = found[part]["found"]["rows"]
+        ratios = lambda name: [over(own, name, "one run", time) for time in ("cpu", "wall")]
+        rows = [[name, number(row["cpu_s"][1]), *ratios(name)] for name, row in own.items()]
+        return markdown([f"sweep of DIFF2-GD 8-10-1, {where}", "CPU s", "over one run", "in wall time"], rows)
+
+    return table
 
 
 def growth(found: Found) -> str:
@@ -112,9 +123,12 @@ def startup(found: Found) -> str:
 
 TABLES: dict[str, Any] = {
     "values": gradients("values"),
-    "differences": lambda found: f"{gradients('differences')(found)}\n\n{engines(found)}",
+    "differences": gradients("differences"),
+    "networks": gradients("networks"),
+    "network-differences": lambda found: f"{gradients('network-differences')(found)}\n\n{engines(found)}",
     "runs": runs,
-    "sweeps": sweeps,
+    "sweeps": sweeps("sweeps", "all cores"),
+    "sweeps-one-core": sweeps("sweeps-one-core", "one core"),
     "growth": growth,
     "noise": noise,
     "sums": sums,

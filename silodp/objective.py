@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from silodp.doubles import Double
 from silodp.errors import ConfigError
 from silodp.facts import Facts
-from silodp.gradients import clipped_sum, engine_for, per_record, record_factors, sum_factors
+from silodp.gradients import clipped_sum, engine_for, leaf_methods, per_record, record_factors, sum_factors
 from silodp.gradients.blocks import RUN
 from silodp.models import Model
 from silodp.records import map_parts
@@ -205,6 +205,15 @@ def build_objective(model: Model, record: PyTree, engine: str = "auto") -> Model
     chosen, reason = engine_for(model.loss, params, record) if engine == "auto" else (engine, "forced by the user")
     penalty = None if model.penalty is None else Flattened(model.penalty, unravel)
     return ModelObjective(model, unravel, parameter_count(model), chosen, reason, penalty)
+
+
+def methods_of(objective: ModelObjective, record: PyTree) -> dict[str, str]:
+    """What the engine does with each parameter, by its name, and why."""
+    params = objective.unravel(jnp.zeros(objective.parameters))
+    told = leaf_methods(objective.model.loss, params, record)
+    if objective.engine == "general":
+        return dict.fromkeys(told, f"per-record gradient: {objective.engine_reason}")
+    return told
 
 
 @dataclass(frozen=True)

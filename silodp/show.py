@@ -108,6 +108,9 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
         "engine": f"{summary['engine']} ({summary['engine_reason']})",
         "time": ", ".join(f"{k.replace('_seconds', '')} {v:.1f} s" for k, v in summary["timing"].items()),
     }
+    methods = summary.get("engine_methods", {})  # older runs have none
+    if len(set(methods.values())) > 1:
+        lines |= {f"gradient of {name}": method for name, method in methods.items()}
     for name, value in lines.items():
         table.add_row(name, value)
     console.print(table)

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import bench.__main__ as main
+from bench import shapes
 from bench.summary import BEGIN, END, write_tables
 from bench.synthetic import Rounds, records
 from bench.targets import Reached, Target, outcome, paired
 from bench.timing import Samples, interleaved, summaries
 
-WITH_PYTORCH = ("gradients", "loops", "peers_torch", "runs")
+WITH_PYTORCH = ("gradients", "loops", "brought_torch", "peers_torch", "runs")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
 
@@ -78,6 +79,27 @@ def test_a_verdict_says_where_the_limit_lies_within_the_spread():
     assert verdicts == ["yes", "yes, within the spread", "NO, by 1.50x, within the spread", "NO, by 2.00x"]
 
 
+def test_a_verdict_needs_cpu_and_wall_time():
+    target = Target("values", "", "", lambda found: None, 2.0, at_most=True)
+    assert outcome(target, Reached([1.0, 1.5, 1.9], 5, [1.0, 1.6, 1.9]))[-1] == "yes"
+    assert outcome(target, Reached([1.0, 1.5, 1.9], 5, [2.0, 3.0, 4.0]))[-1] == "NO: CPU yes; wall NO, by 1.50x"
+
+
+def test_a_shape_is_held_against_its_limit_and_the_quickest_private_peer():
+    over = lambda *medians: {name: {"cpu": [m, m, m], "wall": [m, 2 * m, m]} for name, m in medians}
+    rows = {
+        "silodp": {"over": over(("plain gradient, JAX", 1.1), ("silodp", 1.0))},
+        "Opacus hooks": {"over": over(("silodp", 30.0))},
+        "torch.func vmap": {"over": over(("silodp", 0.8))},
+        "plain gradient, PyTorch": {"over": over(("silodp", 0.1))},
+    }
+    found = shapes.row("values", "MLP", rows)
+    assert found[1:4] == ["<= 1.15x", "1.10 (1.10-1.10)", "2.20 (1.10-1.10)"]
+    assert found[4:] == ["0.8 (torch.func vmap)", "1.6 (torch.func vmap)", "NO: CPU, wall"]
+    assert shapes.row("networks", "embedding 5,000", rows)[-1] == "NO: CPU, wall"
+    assert shapes.row("networks", "GRU", rows)[1] == ""
+
+
 def test_an_interrupted_run_leaves_the_last_results_and_can_be_resumed(tmp_path, monkeypatch):
     tried: list[str] = []
 
@@ -118,5 +140,5 @@ def test_the_tables_of_the_page_are_written_between_their_marks(tmp_path):
     tables, after = rest.split(END)
     assert PAGE.read_text().startswith(before) and PAGE.read_text().endswith(after)
     assert tables.count("| records | 0.99 |  |") == 1
-    assert "| <= 2x | 1.5x | 1-2.5 | 5 | yes, within the spread |" in tables
+    assert "| <= 2x | 1.5x | 1-2.5 |  | 5 | yes, within the spread |" in tables
     assert "not measured" in tables and "commit abc with changes" in tables

@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from silodp.data import FederatedData
 from silodp.parse import parse_config
+from silodp.run import federation
 from silodp.run.prepare import prepare
 from silodp.run.simulate import Problem, Setting, one_round, start
 from tests.conftest import made_data
@@ -83,3 +84,24 @@ def test_weights_by_size_are_equal_weights_when_silos_are_balanced(dp_gd):
 def test_participation_of_all_silos_is_no_participation_at_all(dp_gd):
     np.testing.assert_array_equal(trained(name="dp-gd", participation=3), dp_gd)
     assert np.abs(trained(name="dp-gd", participation=2) - dp_gd).max() > 1e-3
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_silos_that_are_asked_a_few_at_a_time_give_the_same_mean_accounts_and_bits(trust, monkeypatch):
+    """Five silos two at a time, the last one alone. A silo left out, or a weight of another's, moves the point."""
+    options = {"name": "dp-gd", "rounds": 2, "step_size": 0.4, "clip": 1.0, "weights": "size"}
+    tree = {"privacy": {"trust": trust, "multipliers": {"value": 2.0}}, "algorithm": options, "run": {"every": 2}}
+    prepared = prepare(parse_config(tree), made_data((30, 24, 17, 12, 5)))
+
+    def after() -> Any:
+        step = lambda _, carry: one_round(prepared.problem, prepared.setting, carry)
+        begun = start(prepared.problem, prepared.setting)
+        return jax.jit(lambda: jax.lax.fori_loop(0, 2, step, begun))()
+
+    whole = after()
+    parameters = prepared.ground.objective.parameters
+    monkeypatch.setattr(federation, "MESSAGES_BYTES", 2 * 4 * parameters)
+    parts = after()
+    np.testing.assert_allclose(parts.state.x, whole.state.x, rtol=1e-5, atol=1e-6)
+    for own, other in zip(jax.tree.leaves(parts.ends), jax.tree.leaves(whole.ends), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6)

@@ -26,7 +26,7 @@ from silodp.gradients import (
     per_record,
     record_factors,
 )
-from silodp.gradients.factors import DenseFactors, Term
+from silodp.gradients.factors import DenseFactors, Term, added_by_row
 from silodp.gradients.softplus import slope, slope_change, softplus, softplus_change
 
 ENGINES = ("general", "structured")
@@ -403,6 +403,12 @@ def jitted_inside(p, r):
     return jax.jit(lambda w, x: jnp.sum(jnp.tanh(dense(w, None, x))))(p["w"], r)
 
 
+def looked_up_beyond(p, r):
+    """A row that is not in the table is zero, and has no gradient."""
+    rows = jnp.take(p["w"], jnp.int32(4 * r), axis=0, mode="fill", fill_value=0)
+    return jnp.sum(jnp.tanh(rows.sum(axis=0)))
+
+
 @pytest.mark.parametrize(
     ("loss", "engine", "reason"),
     [
@@ -414,6 +420,10 @@ def jitted_inside(p, r):
         (lambda p, r: jnp.sum(dense(2 * p["w"], None, r)), "general", "['w'] is used outside"),
         (lambda p, r: jnp.sum(jax.vmap(lambda x: dense(p["w"], None, x))(jnp.stack([r, r]))), "general", "stack"),
         (jitted_inside, "structured", "network of 1 layer"),
+        (lambda p, r: jnp.sum(jnp.tanh(p["w"][jnp.int32(2 * r)]).sum(axis=0) ** 3), "structured", "network of 1 layer"),
+        (looked_up_beyond, "structured", "network of 1 layer"),
+        (lambda p, r: jnp.sum(jnp.tanh(p["w"][jnp.int32(2 * r[0])])), "structured", "network of 1 layer"),
+        (lambda p, r: jnp.sum(jnp.tanh(p["w"].T[jnp.int32(r)])), "general", "['w'] is turned before it is used"),
         (
             lambda p, r: jnp.sum(dense(jnp.ones((2, 3)), None, jnp.tanh(dense(p["w"], None, r)))),
             "structured",
@@ -565,6 +575,19 @@ def test_a_record_whose_factors_underflow_apart_is_clipped_all_the_same(size, co
     record = (jnp.full((1, 1), size), jnp.full(1, cotangent))
     total = clipped_sum(loss, [params], [1.0], record, jnp.ones(1), clip, engine="structured")["w"]
     assert float(jnp.abs(total).max()) <= clip * 1.001
+
+
+@pytest.mark.parametrize("rows", [3, 40, 1 << 28])
+def test_repeated_lookups_are_added_where_a_record_has_the_first(rows):
+    """Also where row and position do not fit one number."""
+    rng = np.random.default_rng(0)
+    index, cotangents = rng.integers(0, rows, (9, 12)), rng.normal(size=(9, 12, 2)).astype(np.float32)
+    index[:, 7] = index[:, 2]
+    want = np.zeros_like(cotangents)
+    for record, row in np.ndindex(index.shape):
+        want[record, list(index[record]).index(index[record, row])] += cotangents[record, row]
+    found = added_by_row(jnp.asarray(index, jnp.int32), jnp.asarray(cotangents), rows)
+    np.testing.assert_array_equal(found, want)
 
 
 def test_nearly_opposite_lookups_of_one_row_are_clipped_by_their_sum():

@@ -84,6 +84,8 @@ class WatchedSimulation(SimulatedFederation):
 class Watched:
     """The channel, and a copy of what passed through it in one question."""
 
+    in_parts = False  # every message is looked at
+
     def __init__(self, channel: Channel):
         self.channel = channel
 

@@ -226,6 +226,23 @@ class Channel(eqx.Module):
         """The silo's message and its end of the channel afterwards."""
         raise NotImplementedError
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether a simulation may keep only the mean of the messages' `value`, for `receive_mean`."""
+        return False
+
+    def receive_mean(
+        self,
+        mean: Vector,
+        messages: PyTree,
+        weights: Float[Array, " m"],
+        accounts: Account,
+        randomness: Randomness,
+        memory: PyTree,
+    ) -> tuple[Vector, Account, PyTree]:
+        """As `receive`, of messages whose weighted mean is known, and which have no `value`."""
+        raise NotImplementedError
+
     def receive(
         self,
         messages: PyTree,

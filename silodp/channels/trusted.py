@@ -79,6 +79,10 @@ class Trusted(Channel):
         # A simulation rounds the silos' means to float32 before it averages them; between machines nothing is lost.
         return (release if silo.alone else replace(release, rest=None)), memory
 
+    @property
+    def in_parts(self) -> bool:
+        return type(self) is Trusted  # others may read single messages
+
     def receive(
         self,
         messages: PyTree,
@@ -90,11 +94,28 @@ class Trusted(Channel):
         weights = normalised(weights)
         if isinstance(messages, Public):
             return weights @ messages.value, accounts, memory
-        mean = weighted(messages, weights)
+        return self._noised(weighted(messages, weights), messages, weights, accounts, randomness, memory)
+
+    def receive_mean(
+        self, mean: Vector, messages: PyTree, weights: Array, accounts: Account, randomness: Randomness, memory: PyTree
+    ) -> tuple[Vector, Account, PyTree]:
+        if isinstance(messages, Public):
+            return mean, accounts, memory
+        return self._noised(Double.of(mean), messages, normalised(weights), accounts, randomness, memory)
+
+    def _noised(
+        self,
+        exact: Double,
+        messages: Release,
+        weights: Float[Array, " m"],
+        accounts: Account,
+        randomness: Randomness,
+        memory: PyTree,
+    ) -> tuple[Vector, Account, PyTree]:
         moves = weights * messages.bound
-        release = Release(mean.high, jnp.max(moves), messages.stream, rest=mean.low)
+        release = Release(exact.high, jnp.max(moves), messages.stream, rest=exact.low)
         if not self.multipliers:
-            return mean.high, accounts.spend(messages.stream, jnp.zeros_like(weights)), memory
+            return exact.high, accounts.spend(messages.stream, jnp.zeros_like(weights)), memory
         multiplier = self.multipliers[messages.stream][0]
         own = multiplier_of_each(multiplier, moves)
         return privatise(release, multiplier, randomness), accounts.spend(messages.stream, own), memory

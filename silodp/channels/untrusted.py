@@ -70,6 +70,10 @@ class Untrusted(Channel):
             return Noised(value, jnp.float32(0)), memory
         return Noised(value, silo.randomness.step_of(value, std_of(release, multiplier))), memory
 
+    @property
+    def in_parts(self) -> bool:
+        return type(self) is Untrusted  # others may read single messages
+
     def receive(
         self,
         messages: PyTree,
@@ -79,6 +83,11 @@ class Untrusted(Channel):
         memory: PyTree,
     ) -> tuple[Vector, Account, PyTree]:
         return normalised(weights) @ messages.value, accounts, memory
+
+    def receive_mean(
+        self, mean: Vector, messages: PyTree, weights: Array, accounts: Account, randomness: Randomness, memory: PyTree
+    ) -> tuple[Vector, Account, PyTree]:
+        return mean, accounts, memory
 
     def message_bits(self, message: PyTree) -> int:
         return 32 * message.value.size

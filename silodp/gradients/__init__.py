@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, PyTree
 from silodp.gradients import general, structured
 from silodp.gradients.blocks import RUN, SLACK, computed_once, sum_in_blocks, weighted_rows
 from silodp.gradients.difference import difference
-from silodp.gradients.factors import Factors
+from silodp.gradients.factors import Factors, as_computed, records_first
 from silodp.gradients.layers import avg_pool, conv2d, dense, embed, max_pool
 from silodp.gradients.structure import Layer, Loss, NotStructured, Structure, find_structure
 
@@ -146,7 +146,7 @@ def record_factors(
         return RecordGradients(general.clipped_gradients(loss, [point], one, records, bound, weights > 0))
     block = structured.clip_block(found, structured.Question([point], one, bound, None), records, weights > 0)
     scaled = [layer.scaled(block.factor) for layer in block.masked()]
-    return LayerFactors(jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), scaled), found.layers)
+    return LayerFactors([records_first(layer) for layer in scaled], found.layers)
 
 
 def sum_factors(
@@ -161,8 +161,8 @@ def sum_factors(
 def _run_sums(like: PyTree, run: int, factors: LayerFactors | RecordGradients, weights: Float[Array, " n"]) -> PyTree:
     if isinstance(factors, RecordGradients):
         return jax.tree.map(lambda g: weighted_rows(weights, g, run), factors.gradients)
-    records_last = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), factors.factors)
-    summed = structured.sum_layers(factors.layers, records_last, weights, like, run)
+    computed = [as_computed(layer) for layer in factors.factors]
+    summed = structured.sum_layers(factors.layers, computed, weights, like, run)
     return jax.tree.unflatten(jax.tree.structure(like), summed)
 
 

@@ -30,19 +30,25 @@ FEW_BLOCKS = 64  # whose sums need not be normal on the way
 UNIT = 2.0**-24  # the largest relative error of one rounding in float32
 
 
+def run_count(n: int, run: int = RUN) -> int:
+    """Of equally long runs of at most `run`: so many that they are n records and no more, if that is not twice as many
+    as needed. Filling up the last run would copy all features."""
+    fewest = -(-n // run)
+    return next((runs for runs in range(fewest, 2 * fewest) if n % runs == 0), fewest)
+
+
 def whole_runs(n: int, run: int = RUN) -> int:
     """n, or the next larger number that can be cut into equally long runs of at most `run`."""
-    runs = -(-n // run)
+    runs = run_count(n, run)
     return runs * -(-n // runs) if n else 0
 
 
 def in_runs(leaf: Array, axis: int, run: int = RUN) -> Array:
     """Records along `axis` as (runs, records of a run), with zeros behind the last."""
     n = leaf.shape[axis]
-    whole = whole_runs(n, run)
+    whole, runs = whole_runs(n, run), run_count(n, run)
     if whole != n:
         leaf = jnp.pad(leaf, [(0, whole - n if i == axis else 0) for i in range(leaf.ndim)])
-    runs = -(-n // run)
     return leaf.reshape(*leaf.shape[:axis], runs, whole // runs, *leaf.shape[axis + 1 :])
 
 

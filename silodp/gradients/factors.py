@@ -1,4 +1,6 @@
-"""Per-record gradients of one layer without building them: what their norms and weighted sums need, records last.
+"""Per-record gradients of one layer without building them: what their norms and weighted sums need.
+
+Factors of dense layers have the records last, as products give them; what is kept record by record has them first.
 
 A record's gradient of a dense layer is an outer product of output cotangent b and input a. A combination over points is
 a sum of such products,  sum_k c_k b_k a_k^T = (C b_y + sum_k c_k (b_k - b_y)) a_y^T + sum_k c_k b_k (a_k - a_y)^T  with
@@ -13,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from silodp.gradients.blocks import in_runs
+from silodp.gradients.blocks import in_runs, weighted_rows
 from silodp.gradients.layers import CONV, EMBED, LEAF
 from silodp.gradients.structure import Layer
 
@@ -39,6 +42,7 @@ class Term(NamedTuple):
 class DenseFactors(eqx.Module):
     """Outer products: gradient of record j = sum over terms of cotangents[:, j] (inputs[:, j], constant[j])^T."""
 
+    axis: ClassVar[int] = -1  # of the records
     terms: tuple[Term, ...]
     has_bias: bool = eqx.field(static=True)
     on_record: bool = eqx.field(static=True)
@@ -111,62 +115,90 @@ class DenseFactors(eqx.Module):
 class KeptGradients(eqx.Module):
     """Gradients record by record: of a convolution's kernel, or of a parameter that no layer has to itself."""
 
-    weight: Float[Array, "*shape n"]
-    bias: Float[Array, "outputs n"] | None
+    axis: ClassVar[int] = 0
+    weight: Float[Array, "n *shape"]
+    bias: Float[Array, "n outputs"] | None
 
     def square_norms(self) -> PerRecord:
-        return _square(self.weight) + (0 if self.bias is None else _square(self.bias))
+        return _square_rows(self.weight) + (0 if self.bias is None else _square_rows(self.bias))
 
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
-        total = jnp.tensordot(weight, self.weight, weight.ndim)
-        return total if self.bias is None or bias is None else total + bias @ self.bias
+        total = jnp.tensordot(self.weight, weight, weight.ndim)
+        return total if self.bias is None or bias is None else total + self.bias @ bias
 
     @property
     def addends(self) -> int:
-        return self.weight[..., 0].size + 1
+        return self.weight[0].size + 1
 
     def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
-        sums = lambda leaf: run_products(leaf, scale, run)
+        sums = lambda leaf: weighted_rows(scale, leaf, run)
         return sums(self.weight), None if self.bias is None else sums(self.bias)
 
     def scaled(self, scale: PerRecord) -> KeptGradients:
-        return jax.tree.map(lambda leaf: leaf * scale, self)
+        return jax.tree.map(lambda leaf: leaf * _along(scale, leaf), self)
 
 
 class RowFactors(eqx.Module):
     """An embedding's gradients: cotangents that are added to rows. Those of one row stand, added up, where a record
     looks it up first: nearly opposite ones cancel before they are squared, clipped or rounded against other records."""
 
-    index: Int[Array, "positions n"]
-    cotangents: Float[Array, "positions width n"]
+    axis: ClassVar[int] = 0
+    index: Int[Array, "n positions"]
+    cotangents: Float[Array, "n positions width"]
     rows: int = eqx.field(static=True)
 
     def square_norms(self) -> PerRecord:
-        return _square(self.cotangents)
+        return _square_rows(self.cotangents)
 
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
-        return jnp.einsum("pwn,pnw->n", self.cotangents, weight[self.index])
+        return jnp.einsum("npw,npw->n", self.cotangents, weight[self.index])
 
     @property
     def addends(self) -> int:
-        return self.cotangents[..., 0].size
+        return self.cotangents[0].size
 
     def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
-        updates = jnp.moveaxis(self.cotangents * scale, 1, -1)
+        updates = self.cotangents * _along(scale, self.cotangents)
         zeros = jnp.zeros((self.rows, updates.shape[-1]))
-        of_run = jax.vmap(lambda index, update: zeros.at[index].add(update), in_axes=1)
-        return of_run(in_runs(self.index, 1, run), in_runs(updates, 1, run)), None
+        of_run = lambda index, update: zeros.at[index].add(update, mode="promise_in_bounds")
+        if len(updates) <= run:
+            return of_run(self.index, updates)[None], None
+        return jax.vmap(of_run)(in_runs(self.index, 0, run), in_runs(updates, 0, run)), None
 
     def scaled(self, scale: PerRecord) -> RowFactors:
-        return RowFactors(self.index, self.cotangents * scale, self.rows)
+        return RowFactors(self.index, self.cotangents * _along(scale, self.cotangents), self.rows)
 
 
-def added_by_row(index: Int[Array, "positions n"], cotangents: Float[Array, "positions width n"]) -> Array:
-    """At the first position of a row the sum of the row's cotangents, at its later ones zero."""
-    same_row = (index[:, None] == index[None, :]).astype(jnp.float32)
-    added = jnp.einsum("pqn,qwn->pwn", same_row, cotangents)
-    earlier = jnp.sum(jnp.where(jnp.tri(len(same_row), k=-1)[..., None] > 0, same_row, 0), axis=1)
-    return jnp.where(earlier[:, None] > 0, 0, added)
+def added_by_row(index: Int[Array, "n positions"], cotangents: Float[Array, "n positions width"], rows: int) -> Array:
+    """At the first position of a row the sum of the row's cotangents, at its later ones zero.
+
+    What a record looks up again is moved one position at a time, in all records at once: as many times as the record
+    with most of them needs. In the others nothing is moved, and nothing added is exact.
+    """
+    count, first, later = repeats(index, rows)
+    record = jnp.arange(len(index))
+
+    def move(k: Array, kept: Array) -> Array:
+        there, to = later[:, k], first[:, k]
+        moved = jnp.where((k < count)[:, None], kept[record, there], 0)
+        return kept.at[record, to].add(moved).at[record, there].add(-moved)
+
+    return lax.fori_loop(0, jnp.max(count), move, cotangents)
+
+
+def repeats(index: Int[Array, "n positions"], rows: int) -> tuple[Int[Array, " n"], Array, Array]:
+    """How many positions of a record look up a row again; the first position of that row, and theirs, in order."""
+    positions = index.shape[1]
+    place = jnp.arange(positions)
+    if rows * positions < 1 << 31:  # as one number: sorts of pairs are slow
+        row, at = jnp.divmod(jnp.sort(index * positions + place, axis=1), positions)
+    else:
+        row, at = lax.sort((index, jnp.broadcast_to(place, index.shape)), num_keys=2)
+    again = jnp.pad(row[:, 1:] == row[:, :-1], ((0, 0), (1, 0)))
+    begun = lax.cummax(jnp.where(again, 0, place), axis=1)
+    pair = jnp.take_along_axis(at, begun, axis=1) * positions + at
+    first, later = jnp.divmod(jnp.sort(jnp.where(again, pair, positions**2), axis=1), positions)
+    return jnp.sum(again, axis=1), jnp.minimum(first, positions - 1), later
 
 
 Factors = DenseFactors | KeptGradients | RowFactors
@@ -178,15 +210,16 @@ def make_factors(layer: Layer, weight: Array, terms: Sequence[tuple[Array, Array
     single = lambda values: values.astype(jnp.float32)
     if layer.kind == EMBED:
         (index, cotangents), *_ = terms
-        rows, n = weight.shape[0], cotangents.shape[-1]
-        flat = jnp.clip(index.reshape(-1, n), 0, rows - 1)
-        return RowFactors(flat, added_by_row(flat, single(cotangents).reshape(-1, weight.shape[1], n)), rows)
+        rows, n = weight.shape[0], cotangents.shape[0]
+        flat = jnp.clip(index.reshape(n, -1), 0, rows - 1)
+        added = added_by_row(flat, single(cotangents).reshape(n, -1, weight.shape[1]), rows)
+        return RowFactors(flat, added, rows)
     terms = [(single(a), single(b)) for a, b in terms]
     if layer.kind == LEAF:
         return KeptGradients(terms[0][1], None)
     if layer.kind == CONV:
         kernels = [_kernel_gradients(a, b, layer.stride, weight.shape[2:]) for a, b in terms]
-        bias = None if layer.bias is None else jnp.sum(terms[0][1], axis=(1, 2))
+        bias = None if layer.bias is None else jnp.sum(terms[0][1], axis=(1, 2)).T
         return KeptGradients(sum(kernels[1:], kernels[0]), bias)
     ones = jnp.ones(terms[0][0].shape[-1])
     listed = (Term(a, ones if i == 0 else 0 * ones, b) for i, (a, b) in enumerate(terms))
@@ -203,7 +236,7 @@ def _kernel_gradients(inputs: Array, cotangents: Array, stride: int, size: tuple
     shifted = shifted.reshape(n, -1, *shifted.shape[3:])
     rows = [shifted[:, :, window(row, height)].reshape(n, -1, height * width) for row in range(size[0])]
     each = jnp.stack([jnp.einsum("nop,nqp->noq", below, row) for row in rows], axis=2)
-    return each.reshape(n, outputs, size[0], -1, size[1]).transpose(1, 3, 2, 4, 0)
+    return each.reshape(n, outputs, size[0], -1, size[1]).transpose(0, 1, 3, 2, 4)
 
 
 def computed(layer: Layer, factors: Factors) -> Any:
@@ -216,8 +249,25 @@ def computed(layer: Layer, factors: Factors) -> Any:
 
 def keep_only(factors: Factors, kept: Bool[Array, " n"]) -> Factors:
     """Zero every other record, also where it is not finite: 0 * inf would spoil the sum."""
-    clean: Any = lambda leaf: jnp.where(kept, leaf, jnp.zeros_like(leaf))
+    along = lambda leaf: _along(kept, leaf) if factors.axis == 0 else kept
+    clean: Any = lambda leaf: jnp.where(along(leaf), leaf, jnp.zeros_like(leaf))
     return jax.tree.map(clean, factors)
+
+
+def of_silos(factors: Factors, silos: int) -> Factors:
+    """Of records of several silos, equally many of each: the silos on an axis of their own before the records'."""
+    if factors.axis == 0:
+        return jax.tree.map(lambda leaf: leaf.reshape(silos, -1, *leaf.shape[1:]), factors)
+    return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-1], silos, -1), factors)
+
+
+def records_first(factors: Factors) -> Factors:
+    return factors if factors.axis == 0 else jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), factors)
+
+
+def as_computed(factors: Factors) -> Factors:
+    """What `records_first` gave, back."""
+    return factors if factors.axis == 0 else jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), factors)
 
 
 def turn_features(factors: Factors) -> Factors:
@@ -228,11 +278,13 @@ def turn_features(factors: Factors) -> Factors:
     return DenseFactors(tuple(terms), factors.has_bias, factors.on_record)
 
 
-def run_products(leaf: Float[Array, "... n"], scale: PerRecord, run: int) -> Float[Array, "runs ..."]:
-    """leaf @ scale of every run."""
-    if scale.shape[0] <= run:
-        return (leaf @ scale)[None]
-    return jnp.einsum("...rj,rj->r...", in_runs(leaf, leaf.ndim - 1, run), in_runs(scale, 0, run))
+def _along(values: Array, leaf: Array) -> Array:
+    """A number for each record, against a leaf with records first."""
+    return values.reshape(-1, *(1,) * (leaf.ndim - 1))
+
+
+def _square_rows(x: Array) -> PerRecord:
+    return jnp.sum(x * x, axis=tuple(range(1, x.ndim)))
 
 
 def _square(x: Array) -> PerRecord:

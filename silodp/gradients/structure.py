@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 from jaxtyping import Array, PyTree
 
@@ -45,9 +46,10 @@ class Layer(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """What the layers of one record (or, stacked on the last axis, of many) saw: inputs and output cotangents.
+    """What the layers of one record (or, stacked, of many) saw: inputs and output cotangents.
 
-    Of a leaf the cotangent is its gradient, and there is no input.
+    Records are stacked on the last axis, of embeddings and leaves on the first. Of a leaf the cotangent is its
+    gradient, and there is no input.
     """
 
     inputs: list[Array]
@@ -66,8 +68,11 @@ class Structure(NamedTuple):
     def taps(self, params: PyTree, records: PyTree) -> Taps:
         """Layer inputs, and the gradients of the losses with respect to what is added to each layer's output."""
         leaves, n = jax.tree.leaves(params), jax.tree.leaves(records)[0].shape[0]
-        offsets = [_offset(layer, leaves, n) for layer in self.layers if layer.kind != LEAF]
-        return jax.vmap(self._record_taps, in_axes=(None, 0, -1), out_axes=-1)(leaves, records, offsets)
+        layers = [layer for layer in self.layers if layer.kind != LEAF]
+        offsets = [_offset(layer, leaves, n) for layer in layers]
+        axes: list[Any] = [_axis(layer) for layer in self.layers]
+        stacked = jax.vmap(self._record_taps, in_axes=(None, 0, axes[: len(layers)]), out_axes=Taps(axes, axes))
+        return stacked(leaves, records, offsets)
 
     def _record_taps(self, leaves: list[Array], record: PyTree, offsets: list[Array]) -> Taps:
         layers = {layer.call: (layer, i) for i, layer in enumerate(self.layers) if layer.kind != LEAF}
@@ -82,6 +87,10 @@ class Structure(NamedTuple):
                 if not is_call(equation) or (call := next(calls)) not in layers:
                     return bind(equation, values)
                 layer, i = layers[call]
+                if is_lookup(equation):
+                    x, out = _lookup(equation, values, offsets[i])
+                    inputs.append(x)
+                    return [out]
                 weight = leaves[layer.weight].T if layer.turned else leaves[layer.weight]
                 x = values[1] if is_layer(equation) or values[0].ndim == 2 else values[0]
                 inputs.append(x)
@@ -95,8 +104,15 @@ class Structure(NamedTuple):
         return Taps([*inputs, *(jnp.zeros(()) for _ in kept)], [*cotangents, *gradients])
 
 
+def _axis(layer: Layer) -> int:
+    """Where the records of a block are: last for products, first for what is kept record by record."""
+    return 0 if layer.kind in (EMBED, LEAF) else -1
+
+
 def _offset(layer: Layer, leaves: list[Array], n: int) -> Array:
     """The bias (or zero) for every record: vmap would move the record axis first if one operand had none."""
+    if layer.kind == EMBED:
+        return jnp.zeros((n, *layer.output))
     bias = jnp.zeros(()) if layer.bias is None else leaves[layer.bias]
     return jnp.broadcast_to(bias.reshape(*bias.shape, *(1,) * (len(layer.output) + 1 - bias.ndim)), (*layer.output, n))
 
@@ -181,24 +197,25 @@ class _Finder:
     def _layer(self, equation: core.JaxprEqn, inputs: list[_Origin]) -> Layer | None:
         """The call as a layer; None where its parameters have to be kept."""
         kind, stride = _kind(equation)
-        at = 0 if is_layer(equation) or inputs[0].parameter is not None else 1
-        weight, data, bias = inputs[at], inputs[1 - at], inputs[2:]
+        at = 0 if kind != DENSE or is_layer(equation) or inputs[0].parameter is not None else 1
+        weight, data, bias = inputs[at], inputs[1 - at], inputs[2:] if is_layer(equation) else []
         why = self._obstacle(equation, kind, at, inputs)
         if weight.parameter is None or why is not None:
             self.keep(inputs, why or "is used outside dense, conv2d and embed")
             return None
         turned = weight.turned
-        if not is_layer(equation):  # of a product the axis that is summed tells which way the weight lies
+        if equation.primitive.name == "dot_general":  # the axis that is summed tells which way the weight lies
             (left, right), _ = equation.params["dimension_numbers"]
             turned ^= (left, right)[at] == (0,)
         output, seen = _shape(equation.outvars[0]), _shape(equation.invars[1 - at])
+        seen = output[:-1] if is_lookup(equation) else seen
         own = bias[0].parameter if bias else None
         on_record, came = not data.depends, not (data.depends or data.computed)
         return Layer(self.calls, kind, weight.parameter, own, stride, output, seen, on_record, turned, came)
 
     def _obstacle(self, equation: core.JaxprEqn, kind: str, at: int, inputs: list[_Origin]) -> str | None:
         """What keeps a call with a parameter as its weight from being a layer."""
-        weight, data, bias = inputs[at], inputs[1 - at], inputs[2:]
+        weight, data, bias = inputs[at], inputs[1 - at], inputs[2:] if is_layer(equation) else []
         seen = len(_shape(equation.invars[1 - at]))
         ranks = {DENSE: (2, 1), CONV: (4, 3), EMBED: (2, seen)}[kind]
         if data.parameter is not None or len(_shape(equation.invars[at])) != ranks[0]:
@@ -209,14 +226,36 @@ class _Finder:
             return "is looked up at an index that depends on parameters"
         if bias and (bias[0].parameter is None or bias[0].turned):
             return "is in a layer whose bias is computed, not a parameter"
-        if is_layer(equation) and weight.turned and kind != DENSE:
+        if weight.turned and kind != DENSE:
             return "is turned before it is used"
         return None
 
 
 def is_call(equation: core.JaxprEqn) -> bool:
     """What may be a layer."""
-    return is_layer(equation) or equation.primitive.name == "dot_general"
+    return is_layer(equation) or equation.primitive.name == "dot_general" or is_lookup(equation)
+
+
+def is_lookup(equation: core.JaxprEqn) -> bool:
+    """Whole rows of a matrix by their numbers, as `table[index]` and jnp.take give them."""
+    shapes, own = [_shape(each) for each in equation.invars], equation.params
+    if equation.primitive.name not in ("gather", "dynamic_slice") or len(shapes[0]) != 2:
+        return False
+    rows = lax.GatherDimensionNumbers((len(shapes[1]) - 1,), (0,), (0,))
+    return own.get("dimension_numbers", rows) == rows and tuple(own["slice_sizes"]) == (1, shapes[0][1])
+
+
+def _lookup(equation: core.JaxprEqn, values: list[Any], offset: Array) -> tuple[Array, Array]:
+    """The rows' numbers, and the rows with the offset added: not to a row outside of the table, to which JAX gives no
+    gradient unless it is asked to clamp the number."""
+    (found,) = bind(equation, values)
+    if equation.primitive.name == "dynamic_slice":
+        return values[1][None], found + offset
+    index = values[1][..., 0]
+    if equation.params["mode"] != lax.GatherScatterMode.CLIP:
+        inside = (index >= 0) & (index < values[0].shape[0])
+        offset = jnp.where(inside[..., None], offset, 0)
+    return index, found + offset
 
 
 def is_layer(equation: core.JaxprEqn) -> bool:
@@ -226,7 +265,7 @@ def is_layer(equation: core.JaxprEqn) -> bool:
 
 def _kind(equation: core.JaxprEqn) -> tuple[str, int]:
     if not is_layer(equation):
-        return DENSE, 1
+        return (EMBED if is_lookup(equation) else DENSE), 1
     name = equation.params["name"]
     return (CONV, int(name.rsplit("_", 1)[1])) if name.startswith(CONV) else (name, 1)
 

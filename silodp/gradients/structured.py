@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from silodp.doubles import Double
 from silodp.gradients.blocks import (
     RUN,
+    SMALLEST_BLOCK,
     UNIT,
     clip_factor,
     computed_once,
@@ -23,15 +24,17 @@ from silodp.gradients.blocks import (
     stackable,
     sum_in_blocks,
     sum_in_groups,
+    weighted_rows,
 )
 from silodp.gradients.difference import difference
-from silodp.gradients.factors import Factors, computed, keep_only, make_factors, run_products, turn_features
+from silodp.gradients.factors import Factors, computed, keep_only, make_factors, of_silos, turn_features
 from silodp.gradients.layers import CONV, LEAF
 from silodp.gradients.structure import Layer, Structure
 
 # What a block computes should stay in the second-level cache; its features pass through once.
 # Gradients of leaves are kept for a block, with those at the other points.
 BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 400_000, 4_000_000, 8_000_000
+NEAR_BYTES, SUM_PASSES = 800_000, 5  # features of a block that stays in the cache; passes over a sum that it costs
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 4
@@ -102,11 +105,12 @@ def run_sums(
     scale = jnp.where(clipped.kept, weights * clipped.factor, 0)
 
     def add(layers: list[Factors], scale: Array) -> list[Array]:
-        apart = lambda leaf: leaf.reshape(*leaf.shape[:-1], silos, -1)
         total = lambda layers, scale: sum_layers(structure.layers, layers, scale, question.points[0], run)
         if silos == 1:
             return [leaf[None] for leaf in total(layers, scale)]
-        return jax.vmap(total, in_axes=-2)(*jax.tree.map(apart, (layers, scale)))
+        apart = [of_silos(layer, silos) for layer in layers]
+        axes = [0 if layer.axis == 0 else -2 for layer in layers], 0
+        return jax.vmap(total, in_axes=axes)(apart, scale.reshape(silos, -1))
 
     # Masking copies all features. Weight 0 does as well, unless a record's numbers are not finite.
     summed = rarely(
@@ -117,7 +121,7 @@ def run_sums(
     )
     if question.penalty is None:
         return summed
-    totals = jax.vmap(lambda own: run_products(own, jnp.ones_like(own), run))(scale.reshape(silos, -1))
+    totals = jax.vmap(lambda own: weighted_rows(own, jnp.ones_like(own), run))(scale.reshape(silos, -1))
     finite = [jnp.where(jnp.any(scale > 0), r, 0) for r in question.penalty]
     return [jnp.concatenate([s, jnp.tensordot(totals, r, 0)], 1) for s, r in zip(summed, finite, strict=True)]
 
@@ -167,10 +171,13 @@ def block_size(structure: Structure, points: int) -> int:
     computed = kept + sum(2 * prod(layer.output) + (0 if layer.on_record else prod(layer.inputs)) for layer in layers)
     passing = FEATURE_BYTES // (4 * max(1, features))
     fitting = min(BLOCK_BYTES // (4 * computed * points), passing)
-    # Less than two runs are one: the sums of runs pass through memory as often as there are blocks, and a product of
-    # fewer records costs more than a cache that is too small.
-    size = max(32, min(RUN, passing)) if fitting < RUN else min(fitting // RUN * RUN, MOST_IN_BLOCK)
-    return min(size, most)
+    if fitting >= RUN:
+        return min(fitting // RUN * RUN, MOST_IN_BLOCK, most)
+    # Less than two runs are one: a product of fewer records costs more than a cache that is too small. Only features so
+    # wide that they outweigh the sums, which pass through memory with every block, are better kept in the cache.
+    weights = sum(prod(layer.output) * prod(layer.inputs) for layer in layers if layer.on_record)
+    near = max(NEAR_BYTES // 4, SUM_PASSES * weights) // max(1, features)
+    return min(max(SMALLEST_BLOCK, min(RUN, passing, near)), most)
 
 
 def _combine(

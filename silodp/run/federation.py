@@ -6,6 +6,7 @@ The silo's whole side of a question is `silodp.core.ask`, which a silo in its ow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,11 +15,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
+from silodp.channels.channel import normalised
 from silodp.core import Algorithm, Silo, Site, ask, privatised
 from silodp.facts import silos_of_round
 from silodp.objective import Objective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Account, Answer, Public, Vector
+
+MESSAGES_BYTES = 1 << 26  # of one vector of each silo that is in memory at one time; a round has a few of them
 
 
 class Silos(eqx.Module):
@@ -70,19 +74,25 @@ class SimulatedFederation:
         ends = self.ends
         present = self.present
         pick = (lambda tree: tree) if self.everyone else rows(present)
-        answers = jax.vmap(lambda *own: self._ask(query, public, *own))(
+        weights = pick(self.data.weights)
+        given = (
             pick(self.data.records), pick(self.data.sizes), present,
             pick(ends.memory), pick(ends.accounts), pick(ends.silo_channel),
         )  # fmt: skip
-        messages, memory, accounts, wires = answers
-        weights = pick(self.data.weights)
-        value, accounts, server_channel = self.channel.receive(
-            messages, weights, accounts, self.server, ends.server_channel
-        )
+        ask = jax.vmap(lambda *own: self._ask(query, public, *own))
+        if len(present) <= self._at_once:
+            messages, memory, accounts, wires = ask(*given)
+            bits = self._bits(messages, public, len(present))
+            receive = self.channel.receive
+        else:
+            added = in_parts(partial(self._part, ask, public), self._at_once, (normalised(weights), *given))
+            (mean, bits), (messages, memory, accounts, wires) = added
+            receive = partial(self.channel.receive_mean, mean)
+        value, accounts, server_channel = receive(messages, weights, accounts, self.server, ends.server_channel)
         place = (lambda old, new: new) if self.everyone else put(present)
         self.ends = Ends(
             place(ends.memory, memory), place(ends.silo_channel, wires), server_channel,
-            place(ends.accounts, accounts), ends.bits + self._bits(messages, public, len(present)),
+            place(ends.accounts, accounts), ends.bits + bits,
         )  # fmt: skip
         return value
 
@@ -114,6 +124,17 @@ class SimulatedFederation:
     def coin(self, purpose: str) -> Float[Array, ""]:
         return self.server.uniform(f"coin/{purpose}", ())
 
+    @property
+    def _at_once(self) -> int:
+        """Silos whose messages are in memory at one time."""
+        return max(1, MESSAGES_BYTES // (4 * self.objective.parameters)) if self.channel.in_parts else self.silos
+
+    def _part(self, ask: Any, public: tuple[Array, ...], shares: Array, *given: Any) -> tuple[Any, Any]:
+        """Some silos' answers: what is added to that of others, and what is kept of every silo."""
+        messages, *kept = ask(*given)
+        added = shares @ messages.value, self._bits(messages, public, len(shares))
+        return added, (eqx.tree_at(lambda own: own.value, messages, messages.value[:, :0]), *kept)
+
     def _ask(self, query: Any, public: Any, records: Any, size: Any, index: Any, memory: Any, account: Any, wire: Any):
         return ask(query, public, self._silo(records, size, index, memory, account), wire)
 
@@ -124,6 +145,21 @@ class SimulatedFederation:
 
     def _bits(self, messages: PyTree, public: tuple[Array, ...], present: int) -> Float[Array, "2"]:
         return jnp.stack([jnp.float32(self.channel.bits(messages)), jnp.float32(present * array_bits(public))])
+
+
+def in_parts(part: Callable[..., tuple[Any, Any]], size: int, given: tuple[PyTree, ...]) -> tuple[Any, Any]:
+    """part(*given) of so many silos at one time: the first of its results added up, the second one after another."""
+    silos = jax.tree.leaves(given)[0].shape[0]
+    whole = silos // size * size
+    several = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, size, *leaf.shape[1:]), given)
+    added, kept = jax.lax.map(lambda own: part(*own), several)
+    added = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), added)
+    kept = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), kept)
+    if whole == silos:
+        return added, kept
+    last = part(*jax.tree.map(lambda leaf: leaf[whole:], given))
+    joined = lambda first, second: jnp.concatenate([first, second])
+    return jax.tree.map(jnp.add, added, last[0]), jax.tree.map(joined, kept, last[1])
 
 
 def array_bits(arrays: tuple[Array, ...]) -> float:

@@ -34,7 +34,7 @@ ARITHMETIC = [
         "blocks are added in float32", SUMS + "test_a_sum_of_few_blocks_that_cancels_keeps_twice_the_digits",
     ),
     Mutant(
-        "tokens-clipped-apart", "silodp/gradients/factors.py", "return jnp.where(earlier[:, None] > 0, 0, added)", "return cotangents",
+        "tokens-clipped-apart", "silodp/gradients/factors.py", "return lax.fori_loop(0, jnp.max(count), move, cotangents)", "return cotangents",
         "what one row's tokens do together is not what is clipped", SUMS + "test_tokens_of_one_row_are_added_before_they_are_clipped",
     ),
     Mutant(
@@ -82,7 +82,7 @@ ARITHMETIC = [
         "a record that was not drawn has a say in the sum", "tests/test_sampling.py::test_padding_shows_no_record_that_was_not_drawn",
     ),
     Mutant(
-        "leaves-not-clipped", "silodp/gradients/factors.py", "return _square(self.weight) + (0 if self.bias is None else _square(self.bias))", "return 0.0 * _square(self.weight)",
+        "leaves-not-clipped", "silodp/gradients/factors.py", "return _square_rows(self.weight) + (0 if self.bias is None else _square_rows(self.bias))", "return 0.0 * _square_rows(self.weight)",
         "parameters that are kept do not count in the norm", "tests/rounding/test_mixed_networks.py::test_no_record_moves_the_sum_of_a_mixed_network_beyond_its_bound[shared-value]",
     ),
     Mutant(

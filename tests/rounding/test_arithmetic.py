@@ -202,7 +202,7 @@ def test_a_sum_is_that_of_its_runs_to_twice_the_digits(engine):
 
 
 def test_runs_are_cut_by_position():
-    assert [whole_runs(n) for n in (1, RUN, RUN + 1, 1000, 50_000)] == [1, RUN, RUN + 2, 1000, 50_176]
+    assert [whole_runs(n) for n in (1, RUN, RUN + 1, 1000, 50_000)] == [1, RUN, RUN + 2, 1000, 50_000]
     for n in range(1, 5 * RUN, 37):
         assert whole_runs(whole_runs(n)) == whole_runs(n)
         assert in_runs(jnp.ones(n), 0).shape[1] <= RUN
