@@ -2,7 +2,7 @@
 
 Ranges are of the kind that a user knows beforehand: rounded figures from public descriptions of the data, not the
 records' own extremes. In tables without a missing cell 3 % of the cells of every column are emptied at random.
-`flchain`, `insurance` and `diamonds` (package pydataset) were chosen before anything was measured on them.
+`flchain`, `insurance` and `diamonds` (package pydataset) have been looked at since, as docs/front.md says.
 """
 
 from __future__ import annotations
