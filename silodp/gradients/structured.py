@@ -34,7 +34,6 @@ from silodp.gradients.structure import Layer, Structure
 # What a block computes should stay in the second-level cache; its features pass through once.
 # Gradients of leaves are kept for a block, with those at the other points.
 BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 400_000, 4_000_000, 8_000_000
-NEAR_BYTES, SUM_PASSES = 800_000, 5  # features of a block that stays in the cache; passes over a sum that it costs
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 4
@@ -173,11 +172,9 @@ def block_size(structure: Structure, points: int) -> int:
     fitting = min(BLOCK_BYTES // (4 * computed * points), passing)
     if fitting >= RUN:
         return min(fitting // RUN * RUN, MOST_IN_BLOCK, most)
-    # Less than two runs are one: a product of fewer records costs more than a cache that is too small. Only features so
-    # wide that they outweigh the sums, which pass through memory with every block, are better kept in the cache.
-    weights = sum(prod(layer.output) * prod(layer.inputs) for layer in layers if layer.on_record)
-    near = max(NEAR_BYTES // 4, SUM_PASSES * weights) // max(1, features)
-    return min(max(SMALLEST_BLOCK, min(RUN, passing, near)), most)
+    # Less than two runs are one: the sums of runs pass through memory as often as there are blocks, and a product of
+    # fewer records costs more than a cache that is too small.
+    return min(max(SMALLEST_BLOCK, min(RUN, passing)), most)
 
 
 def _combine(
