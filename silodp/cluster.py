@@ -116,7 +116,7 @@ def connected(place: Place) -> Iterator[Any]:
 def started(distributed: Any, workers: int) -> Any:
     """Workers of this machine. Only who holds the keys drawn here can talk to them: they run whatever they are told."""
     return distributed.LocalCluster(
-        n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
+        n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0",
         memory_limit=None, silence_logs=logging.ERROR, security=distributed.Security.temporary(),
     )  # fmt: skip
 

@@ -33,7 +33,9 @@ TREE = {
 def place():
     """A scheduler and two workers that are threads of this process: quick, and spoken to as any other."""
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as here:
+    # None would listen on every address, at a port that another scheduler may have
+    own = {"processes": False, "dashboard_address": "127.0.0.1:0"}
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **own) as here:
         yield Place(here.scheduler_address)
 
 

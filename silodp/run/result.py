@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from silodp.config import Config
 from silodp.models import Model
 from silodp.objective import example_record, methods_of
+from silodp.plan.parts import trained_on
 from silodp.records import as_arrays
 from silodp.report.files import story_of
 from silodp.report.notebook import Certificate, of_story
@@ -109,7 +110,7 @@ def summary_of(
         "chosen_by_theory": plan.chosen,
         "engine": objective.engine,
         "engine_reason": objective.engine_reason,
-        "engine_methods": methods_of(objective, example_record(plan.facts)),
+        "engine_methods": methods_of(objective, example_record(trained_on(plan.config, plan.facts))),
         "classes": list(prepared.data.classes),
         "preprocessing": [str(note) for note in prepared.data.notes],
         "timing": timing,
