@@ -206,7 +206,7 @@ def test_numbers_come_back_in_their_own_unit():
 
 def test_scikit_learn_predicts_the_same_from_encoded_columns():
     clf = fitted()
-    features = silodp.Schema.read(SCHEMA).features(FRESH)
+    features = clf.schema_.features(FRESH)
     same = clf.to_sklearn()
     assert same.coef_.shape == (1, len(clf.encoded_feature_names_))
     np.testing.assert_array_equal(same.predict(features), clf.predict(FRESH))
@@ -217,7 +217,7 @@ def test_coefficients_on_raw_columns_give_the_same_scores():
     clf = fitted()
     rows = FRESH[(FRESH["age"] != "") & (FRESH["creatinine"] != "")]
     table = clf.raw_coefficients()["well"]
-    features = pd.DataFrame(silodp.Schema.read(SCHEMA).features(rows), columns=list(clf.encoded_feature_names_))
+    features = pd.DataFrame(clf.schema_.features(rows), columns=list(clf.encoded_feature_names_))
     for name in ("age", "creatinine"):
         features[name] = rows[name].astype(float).to_numpy()
     inside = (features["creatinine"] - 1).abs() < 2
@@ -433,7 +433,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an algorithm that is a class": (plain(algorithm=3), "algorithm: a int; give a name, or a dict"),
     "a model that is none": (plain(model=3), "model: a int; give a name, or a dict of the model section"),
     "unknown weights": (plain(weights="records"), "algorithm.weights = 'records': must be"),
-    "auto for a network": (plain(model={"kind": "mlp", "hidden": [3]}), "no recipe for model.kind = 'mlp'"),
     "two outputs for three classes": (plain(model="logistic"), "'logistic' has two classes, the data 3; use softmax"),
     "a negative seed": (plain(random_state=-1), "run.seed = -1: must be"),
     "no range": (lambda: silodp.SiloRegressor().fit(X, X[:, 0]), "target_range is missing: give the lowest"),

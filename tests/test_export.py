@@ -31,7 +31,7 @@ SCHEMA = {"target": {"name": "outcome", "classes": ["well", "ill"]}, "columns": 
 @pytest.fixture(scope="module")
 def classifier():
     rows = FRAME.assign(outcome=CLASSES)
-    return silodp.SiloClassifier(epsilon=3.0, random_state=0).fit(rows, schema=SCHEMA)
+    return silodp.SiloClassifier(epsilon=3.0, random_state=0, model="logistic").fit(rows, schema=SCHEMA)
 
 
 def test_a_classifier_on_raw_columns(classifier):
@@ -46,11 +46,12 @@ def test_a_regressor_on_raw_columns_and_a_column_that_is_no_number():
     target = {"name": "days", "range": [0, 100]}
     rows = FRAME.assign(days=FRAME["age"] / 2 + FRAME["dose"], sex=RNG.choice(["f", "m"], 300))
     schema = {"target": target, "columns": COLUMNS}
-    model = silodp.SiloRegressor(epsilon=3.0, random_state=0).fit(rows.drop(columns="sex"), schema=schema)
+    linear = silodp.SiloRegressor(epsilon=3.0, random_state=0, model="linear")
+    model = linear.fit(rows.drop(columns="sex"), schema=schema)
     assert model.to_sklearn(raw=True).predict(FRAME.to_numpy()) == pytest.approx(model.predict(FRAME), abs=1e-4)
     mixed = {"target": target, "columns": COLUMNS | {"sex": {"kind": "category", "values": ["f", "m"]}}}
     with pytest.raises(ConfigError, match=r"raw = True: 'sex.*is no plain number"):
-        silodp.SiloRegressor(epsilon=3.0, random_state=0).fit(rows, schema=mixed).to_sklearn(raw=True)
+        linear.fit(rows, schema=mixed).to_sklearn(raw=True)
 
 
 def test_without_onnx_the_error_says_what_to_install(classifier, monkeypatch, tmp_path):

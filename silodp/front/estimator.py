@@ -200,7 +200,7 @@ class SiloEstimator(BaseEstimator):
         if other:
             raise ConfigError(
                 f"to_sklearn: raw = True: {other[0]!r} is no plain number of the table; leave raw out, and encode rows "
-                "with schema_.features"
+                "with schema_.features (numbers stay plain when `model` is named, as in model='linear')"
             )
         table = self.raw_coefficients().to_numpy()
         return table[:-1].T, table[-1]
