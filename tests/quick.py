@@ -14,16 +14,16 @@ SOME_RUNS = (
     "mb-psgm-trusted", "mu2-trusted", "prox-pl-svrg-untrusted", "sdp-spider-shuffled", "soteria-saga-untrusted",
     "soteria-saga-aggregated",
 )  # fmt: skip
-MORE_RUNS = (
-    "ce-psgm-trusted", "dp-gd-shuffled", "dp-gd-trusted", "gd-untrusted", "ldp-svrg-untrusted", "prox-svrg-trusted",
-    "sdp-prox-svrg-shuffled", "soteria-gd-untrusted", "soteria-svrg-untrusted",
-)  # fmt: skip
+MORE_RUNS = ("dp-gd-shuffled", "dp-gd-trusted", "gd-untrusted", "prox-svrg-trusted", "sdp-prox-svrg-shuffled")
 QUICK: dict[str, tuple[str, ...]] = {
     "test_algorithms::test_some_silos_may_be_absent": (
         "dp-sgd", "local-sgd", "mb-psgm", "prox-svrg", "sdp-spider", "soteria-saga", "spider-alt",
     ),
     "test_audit::test_a_difference_that_is_not_clipped_is_caught": ("untrusted",),
-    "test_audit::test_a_doubled_local_level_is_caught": ("Duchi",),
+    "test_audit::test_a_doubled_local_level_is_caught": (),
+    "test_audit::test_a_mask_that_hides_nothing_is_caught": (),
+    "test_audit::test_a_randomizer_that_repeats_its_coins_is_caught": (),
+    "test_audit::test_a_shuffler_that_keeps_the_order_is_caught": (),
     "test_audit::test_a_key_used_in_two_rounds_is_caught": ("trusted",),
     "test_audit::test_clean_code_passes": ("dp-gd-trusted", "diff2-gd-untrusted"),
     "test_audit::test_clipping_each_gradient_instead_of_the_difference_is_caught": ("<lambda>0",),
@@ -32,10 +32,10 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_audit::test_two_level_noise_that_is_too_small_is_caught": (),
     "test_channels_randomizers::test_unbiased_with_the_stated_variance": ("5-*",),
     "test_channels_randomizers::test_halved_scale_is_caught_by_the_unbiasedness_test": ("*0", "*2"),
-    "test_channels_shuffled::test_a_first_batch_is_released_once_and_settled": ("shuffled-False",),
+    "test_channels_shuffled::test_a_first_batch_is_released_once_and_settled": (),
     "test_channels_shuffled::test_a_record_of_one_pass_may_be_in_the_first_batch_too": ("True",),
     "test_conformance::test_message_mode_is_the_simulation": (
-        "ce-psgm-shuffled-None", "dp-gd-aggregated-None", "sdp-spider-shuffled-2",
+        "dp-gd-aggregated-None", "sdp-spider-shuffled-2",
     ),
     "test_deploy_messages::test_a_header_tells_the_planned_size_of_a_batch_and_not_the_drawn_one": (
         "untrusted", "trusted",
@@ -44,8 +44,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         "spider-*", "mb-psgm-options2-*", "ce-psgm-*",
     ),
     "test_gradients::test_both_engines_equal_the_float64_definition_near_and_far": (
-        "coefficients0-max pool", "coefficients0-regularised", "coefficients1-embedding", "coefficients1-relu",
-        "coefficients1-logistic", "coefficients2-softplus", "coefficients2-tanh",
+        "coefficients0-regularised", "coefficients1-embedding", "coefficients1-relu", "coefficients2-tanh",
     ),
     "test_gradients::test_padding_and_non_finite_records_contribute_nothing": ("relu-structured", "embedding-general"),
     "test_habits::test_a_sweep_whose_rounds_call_lapack_ends": (),
@@ -57,7 +56,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         "quick-mu2-table1", "quick-spider-fig5", "quick-soteria-fig4", "quick-diff2-fig1",
     ),
     "test_reproduce_checks::test_the_whole_grids_of_the_papers_can_run": ("psgm-fig1",),
-    "test_sensitivity_runs::test_no_release_of_a_run_moves_beyond_its_bound": ("ce-psgm", "mu2", "soteria-saga"),
+    "test_sensitivity_runs::test_no_release_of_a_run_moves_beyond_its_bound": ("mu2", "soteria-saga"),
     "test_whiten::test_auto_asks_for_the_moment_that_pays": ("*-123-*", "*-784-*", "*-30-*"),
     "test_whiten::test_messages_are_the_simulation": (),
     "test_audit::test_a_batch_drawn_too_often_is_caught": (),
@@ -67,9 +66,14 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_channels_randomizers::test_level_is_eps0_and_not_less": ("*0", "*2"),
     "test_channels_shuffled::test_one_local_step_is_the_minibatch_method_and_the_certificate_has_three_levels": (),
     "test_compressors::test_bits_are_those_on_the_wire": ("*5*",),
-    "test_conformance::test_resumes_bit_equal": SOME_RUNS,
+    "test_conformance::test_resumes_bit_equal": (
+        "ce-psgm-shuffled", "local-sgd-untrusted", "mu2-trusted", "prox-pl-svrg-untrusted", "soteria-saga-aggregated",
+    ),
     "test_conformance::test_runs_and_releases_what_it_declares": (*SOME_RUNS, *MORE_RUNS),
-    "test_conformance::test_without_noise_and_clip_it_is_the_textbook_method": ("*-untrusted",),
+    "test_conformance::test_without_noise_and_clip_it_is_the_textbook_method": (
+        "dp-gd-untrusted", "local-sgd-untrusted", "mu2-untrusted", "prox-svrg-untrusted", "soteria-saga-untrusted",
+        "spider-untrusted",
+    ),
     "test_data_pytrees::test_messages_are_the_simulation": (),
     "test_gradients::test_a_loss_may_close_over_what_is_stacked": (),
     "test_gradients::test_factors_sum_to_the_clipped_sum_and_can_be_replaced_one_by_one": (
@@ -80,7 +84,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_habits::test_settings_of_different_names_have_programs_of_their_own": (),
     "test_habits::test_what_on_round_raises_stops_the_run_and_resume_goes_on": (),
     "test_plan::test_json_brings_the_same_plan": ("*-untrusted", "*-shuffled"),
-    "test_prox::test_firmly_non_expansive": ("l1", "simplex", "ball", "box"),
+    "test_prox::test_firmly_non_expansive": ("l1", "ball", "box"),
     "test_prox::test_optimal_against_every_other_point": ("l1", "simplex", "ball", "box"),
     "test_reproduce_files::test_the_files_in_the_docs_are_sound": (),
     "test_whiten::test_both_stages_share_the_budget_and_are_settled_together": ("untrusted",),
@@ -93,7 +97,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_fresh_coins::test_rounds_of_a_simulation_have_noise_of_their_own": ("untrusted",),
     "test_algorithms::test_soteria_with_the_identity_is_ldp_sgd": (),
     "test_algorithms::test_variance_reduction_on_all_records_is_gd_with_the_same_noise": (),
-    "test_audit::test_the_first_stage_is_audited": ("untrusted",),
+    "test_audit::test_the_first_stage_is_audited": (),
     "test_audit_recorded::test_an_interrupted_run_keeps_what_was_heard": (),
     "test_bundle::test_networks_numbers_and_bare_arrays_come_back_too": (),
     "test_data_pytrees::test_a_sweep_runs_and_predictions_have_the_targets_shape": (),
@@ -117,6 +121,24 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_reproduce::test_one_column_alone_keeps_what_is_known_of_the_others": (),
     "test_sweep::test_parts_in_threads_give_each_setting_its_own_run": (),
     "test_whiten::test_the_average_of_the_last_iterates_is_the_result": (),
+    "test_audit_recorded::test_honest_answers_pass_and_the_output_says_what_it_cannot_see": (),
+    "test_certificate::test_the_noise_is_named_as_it_was_drawn": ("spider-*", "sdp-*"),
+    "test_deploy_messages::test_a_killed_silo_ends_the_run_without_a_model_and_resume_goes_on": (),
+    "test_deploy_missing::test_silos_whose_processors_round_differently_come_to_one_grid": ("aside0-*",),
+    "test_deploy_state::test_a_restart_between_rounds_changes_no_bit": (),
+    "test_docs::test_the_site_is_built_without_a_warning": (),
+    "test_estimators::test_clone_pipeline_and_cross_validation_with_silos": (),
+    "test_estimators::test_numbers_become_broken_lines_where_that_pays_and_nothing_else_is_asked_for": (),
+    "test_gradients::test_engine_is_chosen_with_a_reason_and_agrees_with_the_general_one": (
+        "shared_weight-*", "*layer0", "*layer4", "jitted_inside-*", "looked_up_beyond-*",
+    ),
+    "test_gradients::test_factors_of_a_regularised_loss_are_plain_gradients": (),
+    "test_gradients::test_parameters_of_no_layer_are_clipped_with_the_others": ("difference-*", "penalty-norm"),
+    "test_outside::test_a_part_from_outside_runs_and_is_certified": ("scaffold*", "topk", "relay"),
+    "test_reproduce::test_nothing_is_run_twice_unless_its_description_changed": (),
+    "test_server::test_an_optimiser_changes_the_path_and_not_the_cost": ("spider",),
+    "test_shuffle_binomial::test_a_poisson_share_of_coins_is_no_worse_than_a_gaussian_one": ("0.1-*",),
+    "test_twins::test_where_nothing_is_clipped_a_regulariser_may_be_in_or_out": ("mu2-*", "local-sgd-*"),
 }  # fmt: skip
 
 
