@@ -141,8 +141,9 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(CASES), choices=list(CASES), metavar="NAME")
-    print(table({name: measured(name) for name in parser.parse_args().names}))
+    # argparse holds an empty list of names itself against the choices: [] allows it.
+    parser.add_argument("names", nargs="*", choices=[[], *CASES], metavar="NAME", help="all when left out")
+    print(table({name: measured(name) for name in parser.parse_args().names or CASES}))
 
 
 if __name__ == "__main__":
