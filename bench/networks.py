@@ -49,6 +49,20 @@ def minibatches(batch: int, rounds: int) -> dict[str, Any]:
     return {"name": "dp-sgd", "batch": batch, "rounds": rounds, "clip": CLIP, "weights": "size", "average": mean}
 
 
+def variants_of_mlp(batch: int, rounds: int) -> dict[str, Any]:
+    """The recipe with these minibatches, and with one thing changed."""
+    whole = {**minibatches(batch, -(-rounds // 4)), "name": "dp-gd", "batch": None}
+    return {
+        "recipe": {},
+        "relu": RELU,
+        "without norm": PLAIN,
+        "small start": SMALL_START,
+        "last iterate": NO_MEAN,
+        "a quarter of the batch, four times the rounds": {"algorithm": minibatches(batch // 4, 4 * rounds)},
+        "every record, a quarter of the rounds": {"algorithm": whole},
+    }
+
+
 LENET = {"kind": "cnn", "activation": "tanh", "norm": "group"}
 MLP = {"kind": "mlp", "hidden": [32], "activation": "tanh", "norm": "group"}
 TASKS = {
@@ -74,18 +88,7 @@ TASKS = {
         MLP,
         minibatches(400, 150),
         (2.0, 4.0),
-        {
-            "recipe": {},
-            "relu": RELU,
-            "without norm": PLAIN,
-            "small start": SMALL_START,
-            "last iterate": NO_MEAN,
-            "a quarter of the batch, four times the rounds": {"algorithm": minibatches(100, 600)},
-            "every record, a quarter of the rounds": {
-                "algorithm": {**minibatches(400, 38), "name": "dp-gd", "batch": None}
-            },
-            "64 hidden": {"model": {"hidden": [64]}},
-        },
+        {**variants_of_mlp(400, 150), "64 hidden": {"model": {"hidden": [64]}}},
         "20,000 records of Covertype, 7 classes, 32 hidden units (2,000 parameters)",
     ),
     "mnist, mlp on hog": Task(
@@ -93,17 +96,7 @@ TASKS = {
         MLP,
         minibatches(250, 100),
         (2.0, 4.0),
-        {
-            "recipe": {},
-            "relu": RELU,
-            "without norm": PLAIN,
-            "small start": SMALL_START,
-            "last iterate": NO_MEAN,
-            "a quarter of the batch, four times the rounds": {"algorithm": minibatches(62, 400)},
-            "every record, a quarter of the rounds": {
-                "algorithm": {**minibatches(250, 25), "name": "dp-gd", "batch": None}
-            },
-        },
+        variants_of_mlp(250, 100),
         "10,000 of MNIST's images as oriented gradients, 32 hidden units (12,900 parameters)",
     ),
     "cifar10, cnn": Task(
