@@ -65,7 +65,7 @@ def commands_in(folder: Path) -> dict[str, Command]:
         ACCOUNT: Command([*cli, "account", "account.toml"]),
         WARM: Command([*cli, "run", "run.toml"]),
         COLD: Command([*cli, "run", "run.toml"], keeps=False),
-        SILO: Command(["-m", "silodp.deploy.silo"]),
+        SILO: Command(["-m", "silodp.deploy.silo_process"]),
         MESSAGES: Command([*cli, "run", "messages.toml"]),
     }
 

@@ -34,7 +34,8 @@ from silodp.deploy.certify import verified
 from silodp.deploy.coordinator import checked
 from silodp.deploy.document import Document, told_facts
 from silodp.deploy.policy import SENTENCES, read_policy
-from silodp.deploy.silo import SiloServer, reply
+from silodp.deploy.silo import SiloServer
+from silodp.deploy.silo_process import reply
 from silodp.deploy.sites import read_records
 from silodp.deploy.wire import decode, encode, plain
 from silodp.errors import ConfigError, Refused, one_line

@@ -28,7 +28,8 @@ from silodp.deploy.coordinator import MessageFederation
 from silodp.deploy.links import SiloProcess
 from silodp.deploy.pipes import set_up
 from silodp.deploy.shuffling import agreed_terms
-from silodp.deploy.silo import SiloServer, digest, reply, serve
+from silodp.deploy.silo import SiloServer, digest
+from silodp.deploy.silo_process import reply, serve
 from silodp.deploy.wire import LARGEST, decode, encode, read_frame, write_frame
 from silodp.errors import ConfigError, Refused
 from silodp.parse import parse_config

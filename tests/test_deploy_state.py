@@ -16,7 +16,8 @@ from silodp.deploy.coordinator import MessageFederation, checked
 from silodp.deploy.kept import KeptSilo
 from silodp.deploy.links import SiloProcess, heard
 from silodp.deploy.pipes import set_up
-from silodp.deploy.silo import SiloServer, reply
+from silodp.deploy.silo import SiloServer
+from silodp.deploy.silo_process import reply
 from silodp.deploy.wire import Late, decode, encode, plain
 from silodp.errors import Refused
 from silodp.plan.plan import Plan

@@ -26,7 +26,8 @@ from silodp.core import Silo, Site
 from silodp.data import FederatedData, Note, SiloData
 from silodp.deploy.links import SiloProcess
 from silodp.deploy.pipes import joined
-from silodp.deploy.silo import SiloServer, reply
+from silodp.deploy.silo import SiloServer
+from silodp.deploy.silo_process import reply
 from silodp.deploy.wire import decode, encode
 from silodp.errors import Refused
 from silodp.parse import parse_config

@@ -1,7 +1,7 @@
 """The same algorithm message by message: every silo in a process of its own, bytes between them, nothing shared.
 
 The server's side of a round is the algorithm's own `round`, executed eagerly with a `MessageFederation`. The silo's
-side is silodp.deploy.silo.
+side is silodp.deploy.silo_process.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from silodp.deploy.ledger import Ledger
-from silodp.deploy.silo import SiloServer, account_arrays, respond
+from silodp.deploy.silo import SiloServer
+from silodp.deploy.silo_process import account_arrays, respond
 from silodp.deploy.spending import written
 from silodp.deploy.wire import decode, encode
 from silodp.errors import Refused

@@ -101,7 +101,7 @@ class SiloProcess(PipedProcess):
 
     def __init__(self, allowed: Sequence[str] = (), patience: float = PATIENCE, folder: Path | None = None) -> None:
         kept = [] if folder is None else ["--keep", str(folder)]
-        super().__init__(["silodp.deploy.silo", *kept, *allowed], patience)
+        super().__init__(["silodp.deploy.silo_process", *kept, *allowed], patience)
 
 
 class ShufflerProcess(PipedProcess):

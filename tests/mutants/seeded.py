@@ -964,7 +964,7 @@ MUTANTS = [
         "tests/test_deploy_messages.py::test_a_shuffled_round_has_no_more_messages_than_were_accounted_together",
     ),
     Mutant(
-        "second-plan-accepted", "silodp/deploy/silo.py",
+        "second-plan-accepted", "silodp/deploy/silo_process.py",
         "(not isinstance(served, SiloServer) or served.seed is None)", "(not isinstance(served, SiloServer) or served.started is None)",
         "a new plan makes a silo forget what it has spent",
         "tests/test_deploy_messages.py::test_a_good_second_plan_is_refused_too",
