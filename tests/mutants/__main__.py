@@ -1,7 +1,11 @@
-"""`python -m tests.mutants [NAME ...]`: every seeded bug, or those named, two at a time. Survivors end it with 1."""
+"""`python -m tests.mutants [NAME ...]`: every seeded bug, or those named, two at a time where there are two cores.
+
+Survivors, and mutants whose tests did not come to an end, end it with 1.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +15,12 @@ from tests.mutants.harness import Mutant, Verdict, honest, tried
 from tests.mutants.seeded import MUTANTS
 
 AT_A_TIME = 2
+MARKS = {True: "caught  ", False: "SURVIVED", None: "UNKNOWN "}
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def chosen(names: Sequence[str]) -> list[Mutant]:
@@ -23,8 +33,7 @@ def chosen(names: Sequence[str]) -> list[Mutant]:
 def told(mutant: Mutant) -> tuple[Mutant, Verdict]:
     began = time.perf_counter()
     verdict = tried(mutant)
-    mark = "caught  " if verdict.caught else "SURVIVED"
-    print(f"{mark} {mutant.name} ({time.perf_counter() - began:.0f} s): {verdict.words}", flush=True)
+    print(f"{MARKS[verdict.caught]} {mutant.name} ({time.perf_counter() - began:.0f} s): {verdict.words}", flush=True)
     return mutant, verdict
 
 
@@ -33,12 +42,13 @@ def main() -> None:
     before = honest(mutants)
     if not before.caught:
         sys.exit(f"the tests fail without any mutant: {before.words}")
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
+    with ThreadPoolExecutor(min(AT_A_TIME, cores())) as pool:
         verdicts = list(pool.map(told, mutants))
-    survivors = [mutant for mutant, verdict in verdicts if not verdict.caught]
-    print(f"{len(mutants) - len(survivors)} of {len(mutants)} caught")
-    if survivors:
-        sys.exit("survivors:\n" + "\n".join(f"  {m.name} ({m.file}): {m.breaks}" for m in survivors))
+    missed = [(mutant, verdict) for mutant, verdict in verdicts if not verdict.caught]
+    print(f"{len(mutants) - len(missed)} of {len(mutants)} caught")
+    if missed:
+        lines = [f"  {MARKS[v.caught]} {m.name} ({m.file}): {m.breaks}" for m, v in missed]
+        sys.exit("not caught:\n" + "\n".join(lines))
 
 
 if __name__ == "__main__":

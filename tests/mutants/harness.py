@@ -24,7 +24,14 @@ from py_compile import PycInvalidationMode
 
 ROOT = Path(__file__).resolve().parents[2]
 VERDICTS = ROOT / ".pytest_cache" / "mutants"
-LONGEST = 300  # seconds
+LONGEST = 300  # seconds of one core: a busy machine is no verdict
+HANGS = 20 * LONGEST  # seconds by the clock, for what waits and computes nothing
+TOGETHER = 25  # tests that one process runs without a bug; a stopped run goes on after the last of them
+LIMITED = """
+import resource, sys, pytest
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(pytest.main(sys.argv[2:]))
+"""
 LOCK = threading.Lock()  # one base, also for several threads
 FAILED, PASSED = 1, 0  # pytest's exit codes; others: it could not run
 
@@ -44,7 +51,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    caught: bool
+    caught: bool | None  # None: the tests did not come to an end
     words: str  # the tests that failed, or why there is no verdict
 
 
@@ -114,16 +121,22 @@ def keep(file: Path, verdict: Verdict) -> Verdict:
     return verdict
 
 
+def optimising(tests: Sequence[str]) -> bool:
+    """Whether these tests need the compiler that users have, as in the Makefile."""
+    return any(test.startswith("tests/rounding/") for test in tests)
+
+
 def run_tests(folder: Path, tests: Sequence[str], longest: int = LONGEST) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", *tests, "-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow"]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow"]
     cache_folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
     here = {"PYTHONPATH": str(folder), "JAX_COMPILATION_CACHE_DIR": cache_folder, "PYTEST_ADDOPTS": "-n 0 --tb=line"}
-    if any(test.startswith("tests/rounding/") for test in tests):
-        here["SILODP_TESTS_COMPILER"] = "optimising"  # as the Makefile has it
+    if optimising(tests):
+        here["SILODP_TESTS_COMPILER"] = "optimising"
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "XLA_FLAGS"))}
     return subprocess.run(
-        command, cwd=folder, env=inherited | here, capture_output=True, text=True, timeout=longest, check=False
-    )
+        [sys.executable, "-c", LIMITED, str(longest), *tests, *options],
+        cwd=folder, env=inherited | here, capture_output=True, text=True, timeout=HANGS, check=False,
+    )  # fmt: skip
 
 
 def found(done: subprocess.CompletedProcess[str]) -> str:
@@ -145,16 +158,26 @@ def tried(mutant: Mutant) -> Verdict:
         try:
             done = run_tests(folder, mutant.test.split())
         except subprocess.TimeoutExpired:
-            return Verdict(False, f"no verdict after {LONGEST} seconds")
+            return Verdict(None, f"hangs: no end after {HANGS} seconds")
     if done.returncode not in (FAILED, PASSED):
-        return Verdict(False, f"could not run: {found(done)}")
+        return Verdict(None, f"could not run, exit code {done.returncode}: {found(done)}")
     words = found(done) if done.returncode == FAILED else f"survived {mutant.test}"
     return keep(file, Verdict(done.returncode == FAILED, words))
 
 
 def honest(mutants: Sequence[Mutant]) -> Verdict:
     """Whether the named tests pass without any bug, and on the copy: otherwise their failing says nothing."""
-    tests = sorted({test for mutant in mutants for test in mutant.test.split()})
+    tests = {test for mutant in mutants for test in mutant.test.split()}
+    for kind in (False, True):
+        alike = sorted(test for test in tests if optimising([test]) == kind)
+        for first in range(0, len(alike), TOGETHER):
+            verdict = passing(alike[first : first + TOGETHER])
+            if not verdict.caught:
+                return verdict
+    return Verdict(True, "")
+
+
+def passing(tests: Sequence[str]) -> Verdict:
     file = verdict_file(tests, None)
     before = known(file)
     if before is not None:
@@ -164,6 +187,6 @@ def honest(mutants: Sequence[Mutant]) -> Verdict:
         told = subprocess.run(where, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True)
         if str(folder) not in told.stdout.decode():
             return Verdict(False, f"the copy is not what is tested: {told.stdout.decode()}")
-        done = run_tests(folder, tests, longest=20 * LONGEST)
+        done = run_tests(folder, tests, longest=TOGETHER * LONGEST)
     verdict = Verdict(done.returncode == PASSED, found(done) if done.returncode else "")
     return keep(file, verdict) if verdict.caught else verdict
