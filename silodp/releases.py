@@ -181,8 +181,9 @@ class RecordMean(eqx.Module):
 
     def release(self) -> Release:
         mean = self.mean()
-        # A clip below zero (of a schedule that went too far) bounds nothing; infinite, the bound lets nothing out.
-        clip = jnp.inf if self.clip is None else jnp.where(self.clip < 0, jnp.inf, self.clip)
+        # A clip below zero (of a schedule that went too far) bounds nothing: a bound below zero lets nothing out, and
+        # the account does not settle.
+        clip = jnp.inf if self.clip is None else self.clip
         bound = self.vectors.moves * clip / self.batch.divisor
         return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,7 +151,7 @@ def trusted_account(bounds: Any, weights: Any = WEIGHTS, multiplier: float = 2.0
     bounds = jnp.asarray(bounds, jnp.float32)
     messages = jax.vmap(lambda bound: Release(jnp.zeros(D), bound, "value"))(bounds)
     accounts, coins = Account.empty(["value"], (len(bounds),)), SeededRandomness(jax.random.key(0))
-    spent = channel.receive(messages, jnp.asarray(weights), accounts, coins, ())[1]
+    spent = eqx.filter_jit(channel.receive)(messages, jnp.asarray(weights), accounts, coins, ())[1]
     return np.asarray(spent.tallies["value"].multiplier)
 
 

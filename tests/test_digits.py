@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,8 +51,21 @@ def test_a_bound_that_vanishes_still_gets_noise(bound):
 
 
 @pytest.mark.parametrize("bound", [np.inf, np.nan, -1.0])
-def test_a_bound_that_is_none_lets_nothing_out(bound):
+@pytest.mark.parametrize(
+    "randomness", [SeededRandomness(jax.random.key(0)), SystemRandomness()], ids=["seeded", "real"]
+)
+def test_a_bound_that_is_none_lets_nothing_out(bound, randomness):
     release = Release(jnp.ones(3), jnp.float32(bound), "value")
-    assert np.isnan(privatise(release, jnp.float32(2.0), SeededRandomness(jax.random.key(0)))).all()
+    with pytest.raises(ValueError, match="release 'value': its bound must be a finite number >= 0"):
+        privatise(release, jnp.float32(2.0), randomness)
+    with pytest.raises(ValueError, match="so must its noise"):
+        privatise(replace(release, bound=jnp.float32(1.0)), jnp.float32(np.inf), randomness)
+
+
+@pytest.mark.parametrize("bound", [np.inf, np.nan, -1.0])
+def test_in_a_compiled_program_too(bound):
+    release = Release(jnp.ones(3), jnp.float32(bound), "value")
+    draw = eqx.filter_jit(lambda release, randomness: privatise(release, jnp.float32(2.0), randomness))
+    assert np.isnan(draw(release, SeededRandomness(jax.random.key(0)))).all()
     with pytest.raises(jax.errors.JaxRuntimeError, match="std"):
-        privatise(release, jnp.float32(2.0), SystemRandomness()).block_until_ready()
+        draw(release, SystemRandomness()).block_until_ready()

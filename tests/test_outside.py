@@ -19,6 +19,7 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan.account import account
+from silodp.plan.certificate import AccountingError
 from silodp.plan.make import make_plan
 from silodp.run.prepare import prepare
 from silodp.run.runner import train
@@ -246,10 +247,12 @@ def test_a_trust_model_that_keeps_less_than_the_target_is_refused(name, words):
         prepare(relayed(trust=f"tests.outside.wrong:{name}"), DATA)
 
 
-def test_a_clip_below_zero_lets_nothing_out(tmp_path):
-    finished = train(wrong("Shrinking"), data=DATA, out=tmp_path / "run")
-    assert np.isfinite(finished.history[1]["objective"])
-    assert np.isnan(finished.history[2]["objective"]), "round 3 clips at less than nothing: no noise fits"
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "aggregated"])
+def test_a_clip_below_zero_is_an_error(trust, tmp_path):
+    config = wrong("Shrinking")
+    config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"trust": trust})})
+    with pytest.raises(AccountingError, match="silo 0, stream 'value': a release had a bound below 0"):
+        train(config, data=DATA, out=tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from silodp.channels.channel import (
     ServerEnd,
     SiloEnd,
     Wishes,
+    counted,
     evaluated,
     normalised,
     refuse_randomizer,
@@ -264,7 +265,7 @@ class Aggregated(Channel):
         # A simulation rounds the silos' means to float32 before it adds them up; between machines nothing is lost.
         rest = release.rest if silo.alone else None
         hidden, std, step = self._noise(release, silo)
-        silo.account = silo.account.spend(release.stream, hidden)
+        silo.account = silo.account.spend(release.stream, counted(release.bound, hidden))
         return Part(release.value, release.bound, rest, std, step, silo.round, release.stream), memory
 
     def _noise(self, release: Release, silo: Silo) -> tuple[Array, Array, Array]:

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from silodp import registry
@@ -54,7 +55,27 @@ def privatise(release: Release, multiplier: Any, randomness: Randomness, step: A
     """
     if multiplier is None:
         return release.value
-    return randomness.noised(f"noise/{release.stream}", release.exact, std_of(release, multiplier), step)
+    std = std_of(release, multiplier)
+    refuse_unsound(release, std)
+    return randomness.noised(f"noise/{release.stream}", release.exact, std, step)
+
+
+def refuse_unsound(release: Release, std: Scalar) -> None:
+    """An error where there is no sound noise. A compiled program cannot raise one: there the release is not a number,
+    and where its bound is wrong and not only the model overflown, the account says so (`counted`)."""
+    if not isinstance(std, Tracer) and not bool(jnp.isfinite(std)):
+        raise ValueError(
+            f"release {release.stream!r}: its bound must be a finite number >= 0, and so must its noise; nothing was "
+            "released"
+        )
+
+
+def counted(bound: Float[Array, "*silos"], multiplier: Any) -> Float[Array, "*silos"]:
+    """What an account keeps of a release's noise: no number where the bound is below 0, so that nothing is certified.
+
+    (A model that has overflown makes bounds that are no numbers, releases that are none, and no false promise.)
+    """
+    return jnp.where(bound < 0, jnp.nan, jnp.float32(0.0 if multiplier is None else multiplier))
 
 
 class Noised(eqx.Module):
@@ -267,7 +288,7 @@ class Channel(eqx.Module):
     def privatise_local(self, release: Release, silo: Silo, step: Any = 0) -> Vector:
         """Noise drawn in the silo, whatever the channel: what a silo computes locally only it can protect."""
         multiplier = self.multiplier(release.stream, silo)
-        silo.account = silo.account.spend(release.stream, jnp.float32(0.0 if multiplier is None else multiplier))
+        silo.account = silo.account.spend(release.stream, counted(release.bound, multiplier))
         noised = privatise(release, multiplier, silo.randomness, step)
         silo.saw(release, noised)
         return noised

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from silodp.channels.channel import Channel, Multipliers, Packed, evaluated, normalised, privatise
+from silodp.channels.channel import Channel, Multipliers, Packed, counted, evaluated, normalised, privatise
 from silodp.core import Silo
 from silodp.doubles import Double, exact
 from silodp.facts import Declared
@@ -113,12 +113,13 @@ class Trusted(Channel):
         memory: PyTree,
     ) -> tuple[Vector, Account, PyTree]:
         moves = weights * messages.bound
-        release = Release(exact.high, jnp.max(moves), messages.stream, rest=exact.low)
+        bound = jnp.where(jnp.min(moves) < 0, jnp.nan, jnp.max(moves))
+        release = Release(exact.high, bound, messages.stream, rest=exact.low)
         if not self.multipliers:
             return exact.high, accounts.spend(messages.stream, jnp.zeros_like(weights)), memory
         multiplier = self.multipliers[messages.stream][0]
         own = multiplier_of_each(multiplier, moves)
-        return privatise(release, multiplier, randomness), accounts.spend(messages.stream, own), memory
+        return privatise(release, multiplier, randomness), accounts.spend(messages.stream, counted(moves, own)), memory
 
     def message_bits(self, message: PyTree) -> int:
         return 32 * message.value.size if isinstance(message, Public) else 64 * message.value.size + 32

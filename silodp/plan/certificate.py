@@ -65,6 +65,8 @@ def checked(plan: Plan, silo: int, stream: Stream, tally: Tally) -> int:
     if not 0 <= count <= stream.count or (plan.facts.counts_exactly and count != stream.count):
         raise AccountingError(f"{where}: {count} releases were counted, the plan has {stream.count}")
     least, most = (float(each[silo]) for each in plan.protection(plan.channel.accounted_as(stream)))
+    if count and math.isnan(multiplier):
+        raise AccountingError(f"{where}: a release had a bound below 0, which no noise fits; nothing is certified")
     nothing_moved = math.isinf(multiplier) and multiplier > 0  # no release of the stream depended on a record
     if count and not nothing_moved and not least * (1 - ROUNDING) <= multiplier <= most * (1 + ROUNDING):
         side = "more" if multiplier > most else "less"

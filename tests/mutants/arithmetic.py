@@ -62,6 +62,10 @@ ARITHMETIC = [
         "what float32 flushes to zero leaves without noise", "tests/test_digits.py::test_a_bound_that_vanishes_still_gets_noise",
     ),
     Mutant(
+        "bound-below-zero-certified", "silodp/channels/channel.py", "jnp.where(bound < 0, jnp.nan, ", "jnp.where(bound < 0, jnp.inf, ",
+        "a release that no noise fits is certified", "tests/test_outside.py::test_a_clip_below_zero_is_an_error[trusted]",
+    ),
+    Mutant(
         "parts-one-by-one", "silodp/doubles.py", "            return self + Double.of(parts).halved()", "            return Double.of(self.high + parts[0]).plus(parts[1:])",
         "a long sum is rounded once for every part", SUMS + "test_several_parts_are_added_to_each_other_before_they_meet_a_long_sum",
     ),
