@@ -54,7 +54,7 @@ ARITHMETIC = [
         "a printed epsilon is less than the real one", "tests/test_digits.py",
     ),
     Mutant(
-        "noise-halved", "silodp/channels/channel.py", "std_of(release, multiplier), step)", "std_of(release, multiplier) / 2, step)",
+        "noise-halved", "silodp/channels/channel.py", "release.exact, std, step)", "release.exact, std / 2, step)",
         "half of the noise", "tests/test_fresh_coins.py::test_a_silo_adds_noise_of_its_own_multiplier_and_counts_it[Untrusted]", quick=True,
     ),
     Mutant(

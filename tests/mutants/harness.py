@@ -6,6 +6,7 @@ and the tests, so that a stopped run goes on where it was and nothing is believe
 
 from __future__ import annotations
 
+import atexit
 import compileall
 import hashlib
 import json
@@ -21,18 +22,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from py_compile import PycInvalidationMode
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 VERDICTS = ROOT / ".pytest_cache" / "mutants"
 LONGEST = 300  # seconds of one core: a busy machine is no verdict
 HANGS = 20 * LONGEST  # seconds by the clock, for what waits and computes nothing
 TOGETHER = 25  # tests that one process runs without a bug; a stopped run goes on after the last of them
-LIMITED = """
-import resource, sys, pytest
-resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), resource.RLIM_INFINITY))
-sys.exit(pytest.main(sys.argv[2:]))
-"""
 LOCK = threading.Lock()  # one base, also for several threads
+OWN = threading.local()  # a thread has its own process to ask
 FAILED, PASSED = 1, 0  # pytest's exit codes; others: it could not run
 
 
@@ -126,23 +124,41 @@ def optimising(tests: Sequence[str]) -> bool:
     return any(test.startswith("tests/rounding/") for test in tests)
 
 
-def run_tests(folder: Path, tests: Sequence[str], longest: int = LONGEST) -> subprocess.CompletedProcess[str]:
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow"]
-    cache_folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
-    here = {"PYTHONPATH": str(folder), "JAX_COMPILATION_CACHE_DIR": cache_folder, "PYTEST_ADDOPTS": "-n 0 --tb=line"}
+class Done(NamedTuple):
+    code: int | None  # pytest's; None: no end
+    printed: str
+
+
+def run_tests(folder: Path, tests: Sequence[str], longest: int = LONGEST) -> Done:
+    here = {"PYTHONPATH": str(folder), "PYTEST_ADDOPTS": "-n 0 --tb=line"}
     if optimising(tests):
         here["SILODP_TESTS_COMPILER"] = "optimising"
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "XLA_FLAGS"))}
-    return subprocess.run(
-        [sys.executable, "-c", LIMITED, str(longest), *tests, *options],
-        cwd=folder, env=inherited | here, capture_output=True, text=True, timeout=HANGS, check=False,
-    )  # fmt: skip
+    asked = {"folder": str(folder), "tests": list(tests), "environment": here, "longest": longest, "hangs": HANGS}
+    process = forking()
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(asked) + "\n")
+    process.stdin.flush()
+    return Done(json.loads(process.stdout.readline()), (folder / "printed").read_text(encoding="utf-8"))
 
 
-def found(done: subprocess.CompletedProcess[str]) -> str:
+def forking() -> subprocess.Popen[str]:
+    """This thread's process that runs tests in forks of itself (forked.py). It ends when its input does."""
+    if getattr(OWN, "process", None) is None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "XLA_FLAGS"))}
+        environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+        command = [sys.executable, str(Path(__file__).parent / "forked.py")]
+        OWN.process = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        atexit.register(OWN.process.kill)
+    return OWN.process
+
+
+def found(done: Done) -> str:
     """Which tests failed, or what came last."""
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return "; ".join(lines) or (done.stdout + done.stderr)[-400:]
+    lines = [line for line in done.printed.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return "; ".join(lines) or done.printed[-400:]
 
 
 def tried(mutant: Mutant) -> Verdict:
@@ -155,14 +171,11 @@ def tried(mutant: Mutant) -> Verdict:
     with copied() as folder:
         source = folder / mutant.file
         source.write_text(patched(mutant, source.read_text(encoding="utf-8")), encoding="utf-8")
-        try:
-            done = run_tests(folder, mutant.test.split())
-        except subprocess.TimeoutExpired:
-            return Verdict(None, f"hangs: no end after {HANGS} seconds")
-    if done.returncode not in (FAILED, PASSED):
-        return Verdict(None, f"could not run, exit code {done.returncode}: {found(done)}")
-    words = found(done) if done.returncode == FAILED else f"survived {mutant.test}"
-    return keep(file, Verdict(done.returncode == FAILED, words))
+        done = run_tests(folder, mutant.test.split())
+    if done.code not in (FAILED, PASSED):
+        return Verdict(None, f"no end, exit code {done.code}: {found(done)}")
+    words = found(done) if done.code == FAILED else f"survived {mutant.test}"
+    return keep(file, Verdict(done.code == FAILED, words))
 
 
 def honest(mutants: Sequence[Mutant]) -> Verdict:
@@ -188,5 +201,5 @@ def passing(tests: Sequence[str]) -> Verdict:
         if str(folder) not in told.stdout.decode():
             return Verdict(False, f"the copy is not what is tested: {told.stdout.decode()}")
         done = run_tests(folder, tests, longest=TOGETHER * LONGEST)
-    verdict = Verdict(done.returncode == PASSED, found(done) if done.returncode else "")
+    verdict = Verdict(done.code == PASSED, "" if done.code == PASSED else found(done))
     return keep(file, verdict) if verdict.caught else verdict
