@@ -122,6 +122,39 @@ def test_a_silo_is_asked_once_even_if_its_sum_was_never_opened():
             fed.mean(query, prepared.setting.x0)
 
 
+LIES: dict[str, Any] = {"nothing": {}, "lists": [], "numbers": 7, "texts": "zz", "none": None}
+HONEST = {"public": ["11" * 32, "22" * 32], "sealed": {str(i): "00" for i in range(3)}}
+
+
+@pytest.fixture(scope="module")
+def summed():
+    """A federation before its first sum, and the question."""
+    prepared = prepared_for(made_data((40, 25, 31)), missing=1, colluding=0)
+    silos = [SiloHere() for _ in range(3)]
+    with joined(prepared.plan, silos, records_of(prepared), None) as fed:
+        fed.start(prepared.setting.x0)
+        fed.begin_round(0)
+        yield fed, lambda: fed.mean(prepared.plan.algorithm.value, prepared.setting.x0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("step", ["prepare", "shares", "close", "open"])
+def test_words_around_a_sum_that_are_none_end_the_run_in_a_line(summed, monkeypatch, step, lie):
+    fed, ask = summed
+    told = dict.fromkeys(("public", "sealed", "words", "seeds", "keys"), LIES[lie])
+    words = {"words": {str(i): "00" for i in range(3)}}
+
+    def talk(said: Any) -> dict[int, Any]:
+        asked = said[0]["step"]
+        return dict.fromkeys(said, told if asked == step else HONEST | words)
+
+    monkeypatch.setattr(fed, "_talk", talk)
+    if step in ("close", "open"):
+        ask = lambda: fed.end.open(talk, [0, 1, 2])
+    with pytest.raises(Refused, match="do not fit together"), fed._fitting():
+        ask()
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize("aside", [(-(2.0**-14), 0.0, 2.0**-14), (2.0**-14, 2.0**-11, 0.0)])
 def test_silos_whose_processors_round_differently_come_to_one_grid(missing, aside, monkeypatch):

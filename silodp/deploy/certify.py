@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from silodp.deploy.signing import Key, opened, words
@@ -20,12 +22,27 @@ if TYPE_CHECKING:
     from silodp.plan.plan import Plan
 
 HELD_OUT = "held_out"  # of a line: it is about records that are not trained on
+DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")  # as time.strftime writes it below
 CERTIFICATE, SHUFFLED = "certificate", "shuffled"
-TOLD = {
-    "site", "run", "plan", "epsilon", "delta", "releases", "sees", "collusion", "model", "total_epsilon", "total_delta",
-    "runs", "ledger", "date", "versions",
+_text = lambda told: isinstance(told, str)
+_count = lambda told: type(told) is int and told >= 0
+_number = lambda told: type(told) in (int, float) and 0 <= told < math.inf
+_table = lambda told: isinstance(told, dict)
+_head = lambda told: isinstance(told, list) and len(told) == 2 and _count(told[0]) and _text(told[1])
+_date = lambda told: _text(told) and DATE.fullmatch(told) is not None
+Form = dict[str, Callable[[Any], bool]]
+SHARED: Form = {"site": _text, "run": _text, "plan": _text, "ledger": _head, "date": _date, "versions": _table}
+TOLD: Form = SHARED | {  # what stands in a certificate; a hostile site signs anything
+    "epsilon": _number, "delta": _number, "total_epsilon": _number, "total_delta": _number, "runs": _count,
+    "releases": lambda told: isinstance(told, list), "sees": _text,
+    "collusion": lambda told: told is None or (_table(told) and all(_number(each) for each in told.values())),
+    "model": lambda told: told is None or _text(told),
 }  # fmt: skip
-SHUFFLER_TOLD = {"site", "run", "plan", "batches", "ledger", "date", "versions"}
+SHUFFLER_TOLD: Form = SHARED | {"batches": _count}
+
+
+def fits(body: Mapping[str, Any], form: Form) -> bool:
+    return body.keys() == form.keys() and all(check(body[name]) for name, check in form.items())
 
 
 def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document, model: Any) -> dict[str, Any]:
@@ -89,7 +106,7 @@ def verified(certificates: Sequence[Any], document: Document | None = None) -> l
 def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[str, Any], str]:
     """What a site's guard has signed, if it counts no more than it states."""
     body, key = opened(CERTIFICATE, statement)
-    if body.keys() != TOLD or not all(isinstance(body[name], str) for name in ("site", "run", "plan")):
+    if not fits(body, TOLD):
         raise Refused("certificate: not as a guard writes it")
     site = plain(body["site"])
     try:
@@ -121,7 +138,7 @@ def is_shufflers(statement: Any) -> bool:
 
 def opened_statement(statement: Any, document: Document | None) -> dict[str, Any]:
     body, key = opened(SHUFFLED, statement)
-    if body.keys() != SHUFFLER_TOLD or not all(isinstance(body[name], str) for name in ("site", "run", "plan")):
+    if not fits(body, SHUFFLER_TOLD):
         raise Refused("statement: not as a shuffler writes it")
     if document is not None and (document.shuffler is None or document.shuffler.key != key):
         raise Refused(f"statement of {plain(body['site'])}: it is not signed by the plan's shuffler")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ def exchange(silos: Sequence[Link], ready: Sequence[Mapping[str, Any]]) -> None:
         return
     for silo in silos:
         silo.send({"kind": "keys"} | told, {})
-    fingerprints = {silo.receive()[0]["fingerprint"] for silo in silos}
+    fingerprints = {str(silo.receive()[0].get("fingerprint")) for silo in silos}
     if len(fingerprints) > 1:
         raise Refused("keys: the silos have agreed on different plans or keys; their masks would not cancel")
 
@@ -87,7 +88,10 @@ class MessageFederation:
             yield state
 
     def start(self, x0: Vector) -> None:
-        self.gradients += sum(said["gradients"] for said in self._tell({"kind": "start"}, {"x0": np.asarray(x0)}))
+        told: list[Any] = [said.get("gradients") for said in self._tell({"kind": "start"}, {"x0": np.asarray(x0)})]
+        if not all(finite(each) for each in told):
+            raise Refused("start: a silo's answer is none")
+        self.gradients += sum(told)
 
     def _tell(self, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         living = [silo for i, silo in enumerate(self.processes) if i not in self.gone]
@@ -143,7 +147,8 @@ class MessageFederation:
 
     def _summed(self, name: str, public: tuple[Array, ...], stream: str) -> tuple[np.ndarray, list[Packed]]:
         """The same where only sums are read, and a round can do without some silos: it is prepared, and opened."""
-        asked = self.end.prepare(self._talk, [int(i) for i in self.present if int(i) not in self.gone])
+        with self._fitting():
+            asked = self.end.prepare(self._talk, [int(i) for i in self.present if int(i) not in self.gone])
         known = None if self.coins is None else self.coins.next("present")
         asked = asked if known is None else known.tolist()
         asked = [i for i in asked if self._reached(i, lambda i: self._send(i, "ask", name, public) or True)]
@@ -156,7 +161,8 @@ class MessageFederation:
             raise Late(f"round {self.round}: a silo whose answer belongs to this round's sum does not repeat it")
         if self.coins is not None and known is None:
             self.coins.keep("present", np.array(list(answers)))
-        self.end.open(self._talk, list(answers))
+        with self._fitting():
+            self.end.open(self._talk, list(answers))
         return np.array(list(answers)), list(answers.values())
 
     def _kept(self, step: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -192,17 +198,22 @@ class MessageFederation:
         return {i: answer for i, answer in told.items() if answer is not None}
 
     def _mean(self, packed: Sequence[Packed], weights: Array, accounts: Account) -> tuple[Vector, Account]:
-        """What the silos' answers come to. An answer that no honest silo sends ends the run, not this program."""
-        try:
-            with np.errstate(over="ignore"):  # what is too large is told below
-                value, accounts = self.end.mean(packed, weights, accounts, self.randomness)
-        except Gone:  # a shuffler that does not answer
-            raise
-        except MALFORMED as error:
-            raise Refused(f"round {self.round}: the answers do not fit together ({type(error).__name__})") from None
+        """What the silos' answers come to."""
+        with self._fitting(), np.errstate(over="ignore"):  # what is too large is told below
+            value, accounts = self.end.mean(packed, weights, accounts, self.randomness)
         if not float(jnp.max(jnp.abs(value), initial=0.0)) <= LARGEST:  # also of NaN
             raise Refused(f"round {self.round}: the mean of the answers is no number that a run can go on from")
         return value, accounts
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """An answer that no honest silo sends ends the run, not this program."""
+        try:
+            yield
+        except Refused:
+            raise
+        except MALFORMED as error:
+            raise Refused(f"round {self.round}: the answers do not fit together ({type(error).__name__})") from None
 
     def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
         self._send(int(index), "local", task.__name__, public)
@@ -287,8 +298,9 @@ UNNAMED = (None, "public")  # streams of what is public already
 def checked(told: Told, expected: Mapping[str, Any]) -> Packed:
     """An answer, if it is of the form that the plan has; its numbers are finite, and facts are the plan's."""
     header, arrays = told
-    if header.get("kind") == "grid" and [type(each) for each in header.get("exponents", [])] == [int, int]:
-        return Packed({"gradients": 0.0, "exponents": header["exponents"]}, {})
+    exponents = header.get("exponents")
+    if header.get("kind") == "grid" and isinstance(exponents, list) and [type(each) for each in exponents] == [int] * 2:
+        return Packed({"gradients": 0.0, "exponents": exponents}, {})
     facts = header.get("facts")
     if header.get("kind") != "answer" or not isinstance(facts, dict):
         raise Refused("its answer is none")

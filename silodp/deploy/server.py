@@ -26,6 +26,7 @@ from safetensors.numpy import save, save_file
 
 from silodp.core import averaged
 from silodp.deploy.board import Board
+from silodp.deploy.certify import verified
 from silodp.deploy.coordinator import MessageFederation, exchange
 from silodp.deploy.document import Document, check_approvals
 from silodp.deploy.files import checksum, held, replacing, write_whole
@@ -192,7 +193,8 @@ class Driver:
         told = hashlib.sha256((self.folder / MODEL).read_bytes()).hexdigest()
         for link in self.parties:
             link.send({"kind": "certificate", "model": told}, {})
-        certificates = [link.receive()[0]["certificate"] for link in self.parties]
+        certificates: list[Any] = [link.receive()[0].get("certificate") for link in self.parties]
+        verified(certificates, self.document)  # before they are kept: a site may have sent anything
         write_whole(self.folder / PLAN, canonical(self.document.tree))
         write_whole(self.folder / CERTIFICATES, json.dumps(certificates, indent=2).encode())
         write_report(self.folder, story_of_federation)

@@ -1,0 +1,132 @@
+"""What a hostile site can do to the server with its answers: it is refused in a line, and nothing of it is kept."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from silodp.deploy.certify import verified
+from silodp.deploy.coordinator import exchange
+from silodp.deploy.server import CERTIFICATES, MODEL, drive
+from silodp.deploy.wire import decode, encode
+from silodp.errors import Refused
+from tests.guards import Federation, config_of
+
+Header = dict[str, Any]
+SHORT = {"name": "dp-gd", "rounds": 1, "clip_difference": None, "restart": None}
+
+
+class Told:
+    """A run whose answers are kept: a server that asks the same gets the same, and its guards need not work again."""
+
+    def __init__(self, sites: Federation, folder: Any):
+        self.sites, self.document = sites, sites.document(config_of(algorithm=SHORT))
+        self.approvals, self.answers, self.folder = sites.approve(self.document), {}, folder
+        self.certificates = drive(self.document, self.approvals, self._heard, folder)
+
+    def _heard(self, site: str, data: bytes) -> bytes:
+        self.answers[site, data] = self.sites.rpc(site, data)
+        return self.answers[site, data]
+
+    def again(self, folder: Any, change: Callable[[Header], Header] = dict, kind: str = "") -> list[Header]:
+        """The same run, in which south answers questions of one kind as it likes."""
+        if kind == "certificate":  # all rounds are over
+            shutil.copy(self.folder / MODEL, folder / MODEL)
+
+        def rpc(site: str, data: bytes) -> bytes:
+            answer = self.answers[site, data]
+            if site != "south" or decode(data)[0]["kind"] != kind:
+                return answer
+            header, arrays = decode(answer)
+            return encode(change(header), arrays)
+
+        return drive(self.document, self.approvals, rpc, folder)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> Iterator[Told]:
+    sites = Federation(tmp_path_factory.mktemp("sites"))
+    yield Told(sites, tmp_path_factory.mktemp("run"))
+    sites.close()
+
+
+GRID = {"kind": "grid", "exponents": 5}
+LIES: dict[str, tuple[str, Callable[[Header], Header]]] = {
+    "another plan": ("plan", lambda header: header | {"fingerprint": "00" * 32}),
+    "a ledger that is none": ("plan", lambda header: header | {"ledger": "x"}),
+    "a start without an answer": ("start", lambda header: {}),
+    "a start with a text": ("start", lambda header: header | {"gradients": "many"}),
+    "a start without end": ("start", lambda header: header | {"gradients": float("inf")}),
+    "no answer": ("ask", lambda header: {}),
+    "a grid that is none": ("ask", lambda header: header | GRID),
+    "no certificate": ("certificate", lambda header: {}),
+    "a text as a certificate": ("certificate", lambda header: {"certificate": "I, south, spent nothing"}),
+    "a certificate that nobody signed": (
+        "certificate", lambda header: {"certificate": header["certificate"] | {"signature": "00" * 64}}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_that_no_honest_site_sends_is_refused(told, tmp_path, lie):
+    kind, change = LIES[lie]
+    with pytest.raises(Refused) as caught:
+        told.again(tmp_path, change, kind)
+    assert str(caught.value).isprintable()
+    assert not (tmp_path / CERTIFICATES).exists()
+
+
+def test_the_honest_answers_would_have_been_taken_and_still_are(told, tmp_path):
+    """A bad certificate is not kept: with the right one the same folder comes to its end."""
+    with pytest.raises(Refused):
+        told.again(tmp_path, lambda header: {}, "certificate")
+    assert told.again(tmp_path) == told.certificates
+
+
+SIGNED = {
+    "a text as a total": {"total_epsilon": "none"},
+    "less than nothing": {"total_epsilon": -1.0},
+    "a list as a model": {"model": []},
+    "a ledger without a head": {"ledger": [3]},
+    "a date that reaches a terminal": {"date": "\x1b[2J"},
+    "no collusion levels": {"collusion": {"all": None}},
+    "another run": {"run": "0" * 32},
+    "another site": {"site": "north"},
+    "fewer releases": {"epsilon": 1e-3},
+    "releases that are none": {"releases": [{"stream": "value"}]},
+}
+
+
+@pytest.mark.parametrize("lie", SIGNED)
+def test_a_certificate_is_more_than_a_signature(told, lie):
+    """A site has its key and signs what it likes."""
+    north, south = told.certificates
+    forged = told.sites.keys["south"].signed("certificate", south["body"] | SIGNED[lie])
+    verified([north, told.sites.keys["south"].signed("certificate", south["body"])], told.document)
+    with pytest.raises(Refused):
+        verified([north, forged], told.document)
+
+
+class Scripted:
+    """A silo that says these things."""
+
+    def __init__(self, *headers: Header):
+        self.headers = list(headers)
+
+    def send(self, header: Header, arrays: Any) -> None:
+        pass
+
+    def receive(self) -> tuple[Header, dict[str, np.ndarray]]:
+        return self.headers.pop(0), {}
+
+
+def test_silos_that_do_not_say_which_keys_they_took_are_noticed():
+    agreed = {"kind": "ready", "fingerprint": "ab"}
+    for other in ({}, {"fingerprint": ["ab"]}, {"fingerprint": "cd"}):
+        with pytest.raises(Refused, match="different plans or keys"):
+            exchange([Scripted(agreed), Scripted(other)], [{"key": "11"}, {"key": "22"}])
+    exchange([Scripted(agreed), Scripted(agreed)], [{"key": "11"}, {"key": "22"}])
