@@ -319,11 +319,11 @@ def bounds(config: ConfigPath, set: Overrides = None, json_: AsJson = False) -> 
         from silodp.plan.account import known_facts
         from silodp.plan.make import paper_bounds
 
-        rows = paper_bounds(parsed, known_facts(parsed))
+        found = paper_bounds(parsed, known_facts(parsed))
         if json_:
-            print(json.dumps(rows, indent=2))
+            print(json.dumps(found, indent=2))
         else:
-            print_bounds(rows)
+            print_bounds(found)
 
 
 @app.command()

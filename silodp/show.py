@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from silodp import registry
 from silodp.digits import rounded_up
@@ -72,14 +73,21 @@ def print_algorithm(row: dict[str, Any]) -> None:
     told("\n".join(lines))
 
 
-def print_bounds(rows: list[dict[str, Any]]) -> None:
-    """Upper bounds, then lower ones."""
-    table = Table("", "paper", "method", "trust", "of", "value", "formula", box=None)
-    for row in rows:
-        value = f"needs {row['missing']}" if row["value"] is None else f"{row['value']:.3g}"
-        side = "lower" if row["lower"] else "upper"
-        table.add_row(side, row["paper"], row["method"], row["trust"], row["of"], value, row["formula"])
-    console.print(table)
+def print_bounds(found: dict[str, Any]) -> None:
+    """The setting, then a table for each thing that is bounded: upper bounds, then lower ones."""
+    told(", ".join(f"{letter} = {number:.6g}" for letter, number in found["setting"].items()))
+    told("n: records of the smallest silo, N: silos in a round, d: parameters, R: rounds, K: local steps")
+    for of in dict.fromkeys(row["of"] for row in found["bounds"]):
+        table = Table("", of, "trust", "value", box=None)
+        for column in table.columns:
+            column.overflow = "fold"
+        for row in found["bounds"]:
+            if row["of"] == of:
+                lacks = f"\n  needs {row['missing']}" if row["value"] is None else ""
+                words = Text(f"{row['method']} ({row['paper']})\n  {row['formula']}{lacks}")
+                value = "" if lacks else f"{row['value']:.3g}"
+                table.add_row("at least" if row["lower"] else "at most", words, row["trust"], value)
+        console.print(table)
     told("Constants that O(.) and Omega(.) hide are 1, and so is F(x0) - min F: compare rates, not runs.")
 
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
+from silodp.privacy import gaussian
 
 CONFIG = """
 [data]
@@ -28,12 +29,16 @@ diameter = 2.0
 """
 
 
-def rows(tmp_path, *options: str) -> dict[str, dict]:
+def printed(tmp_path, *options: str) -> str:
     file = tmp_path / "setting.toml"
     file.write_text(CONFIG)
-    done = CliRunner().invoke(app, ["bounds", str(file), "--json", *options])
+    done = CliRunner().invoke(app, ["bounds", str(file), *options])
     assert done.exit_code == 0, done.output
-    return {row["method"]: row for row in json.loads(done.output)}
+    return done.output
+
+
+def rows(tmp_path, *options: str) -> dict[str, dict]:
+    return {row["method"]: row for row in json.loads(printed(tmp_path, "--json", *options))["bounds"]}
 
 
 def test_bounds_are_what_the_papers_print(tmp_path):
@@ -46,9 +51,30 @@ def test_bounds_are_what_the_papers_print(tmp_path):
     assert value("any, Thm 3.3") == pytest.approx(G**2 * noise / 10)
     assert value("diff2-gd, Thm 4.3") == pytest.approx((G * L * 100) ** (2 / 3) / 10_000 ** (4 / 3))
     assert value("soteria-gd and -sgd, Cor. 1") == pytest.approx(G * math.sqrt(L * noise) * (1 + 10**-0.25))
-    assert told["mu2, Thm 5.2"]["value"] > told["mu2, Thm 6.2"]["value"]
+    rho, S = gaussian.mu_of(1.0, 1e-5), G + 2 * L * 2.0
+    mu2 = lambda spread: 4 * 2.0 * (S / 1000 + 2 * S * math.sqrt(100) / (rho * 1000 * spread) + S / math.sqrt(10_000))
+    assert value("mu2, Thm 5.2") == pytest.approx(mu2(math.sqrt(10)))
+    assert value("mu2, Thm 6.2") == pytest.approx(mu2(10))
     assert all(row["value"] >= told["any, Thm 3.3"]["value"] for row in told.values() if row["of"].startswith("squared")
                and row["value"] is not None)  # fmt: skip
+
+
+def test_psgms_bounds_are_those_of_its_table_1(tmp_path):
+    """With R = 40, K = 4 and b = 25."""
+    options = [f"algorithm.{key}" for key in ("rounds=40", "local_steps=4", "batch_local=25", "heterogeneity=0.5")]
+    told = rows(tmp_path, "--set", "algorithm.name=ce-psgm", *(word for each in options for word in ("--set", each)))
+    G, L, d, server = 1.5, 2.0, 100, 10 * 1000 * 1.0
+    private = (d * L * G) ** (2 / 3) / server ** (4 / 3) + d * G**2 / server**2
+    assert told["mb-psgm-fg, Thm A.4"]["value"] == pytest.approx(L / 40 + private)
+    local = 0.5 / 40 + L / (40 * 4) + L / (40 * math.sqrt(4 * 25))
+    local += L * math.sqrt(d) / (40 * math.sqrt(4) * 25) + L * math.sqrt(d) / (math.sqrt(40 * 10) * 1000)
+    assert told["ce-psgm-fg, Thm A.2"]["value"] == pytest.approx(local + private)
+
+
+def test_the_table_says_what_it_is_for_and_cuts_nothing(tmp_path):
+    text = " ".join(printed(tmp_path).split())
+    assert text.startswith("n = 1000, N = 10, d = 100, epsilon = 1, delta = 1e-05, ")
+    assert "L = 2, G = 1.5, D = 2" in text and "needs algorithm.pl_constant" in text and "…" not in text
 
 
 def test_a_constant_that_is_not_given_is_named_in_its_row(tmp_path):

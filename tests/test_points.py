@@ -16,6 +16,7 @@ from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
 from silodp.privacy import gaussian
 from silodp.run.prepare import prepare
+from silodp.run.runner import train
 from silodp.run.simulate import measure_point
 from tests.conftest import made_data
 
@@ -51,12 +52,27 @@ def test_values_and_differences_may_have_batches_of_their_own():
     assert {s.name: s.batch.divisor(40) for s in plan.releases(0)} == {"value": 10.0, "difference": 20.0}
 
 
-def test_the_sums_printed_noise_is_taken_and_judged():
-    """Alg. 7 of Lowy et al. calls P_vec with epsilon N/(2M): all silos answer, so half of it."""
+@pytest.mark.parametrize(
+    ("name", "options", "called"),
+    [
+        ("sdp-prox-sgd", {"rounds": 4}, {"value": (1.0, 1e-5)}),  # Alg. 7: N/(2M) epsilon, and all silos answer
+        ("sdp-prox-svrg", {"rounds": 6, "restart": 3},  # Alg. 8, with E Q = 6
+         dict.fromkeys(("value", "difference"), (2.0 / (8 * math.sqrt(24 * math.log(2e5))), 1e-5 / 12))),
+        ("sdp-spider", {"rounds": 7, "restart": 3, "clip_difference": 0.7},  # Alg. 10, with R = 6
+         {"value": (2.0 / (4 * math.sqrt(2 * math.log(1e5))), 1e-5 / 4),
+          "difference": (2.0 / (4 * math.sqrt(12 * math.log(1e5))), 1e-5 / 12)}),
+    ],
+)  # fmt: skip
+def test_the_sums_printed_noise_is_taken_and_judged(name, options, called):
+    """P_vec is called with the (epsilon, delta) of the algorithms' lines; what that really gives is said beside it."""
     privacy = {"trust": "shuffled", "epsilon": 2.0, "delta": 1e-5}
-    plan = planned("sdp-prox-sgd", privacy, "paper", rounds=4, weights="size")
-    assert plan.multipliers["value"][0] == pytest.approx(1 / gaussian.mu_of(1.0, 1e-5), rel=1e-6)
-    assert plan.epsilon(0) == pytest.approx(1.0, rel=0.02)  # each record is in one sum only
+    plan = planned(name, privacy, "paper", weights="size", **options)
+    for stream, (epsilon, delta) in called.items():
+        assert plan.multipliers[stream][0] == pytest.approx(1 / gaussian.mu_of(epsilon, delta), rel=1e-6)
+    if name == "sdp-prox-sgd":
+        assert plan.epsilon(0) == pytest.approx(1.0, rel=0.02)  # each record is in one sum only
+    else:
+        assert plan.epsilon(0) < 2.0
 
 
 def test_stationarity_is_that_of_the_set():
@@ -70,3 +86,35 @@ def test_stationarity_is_that_of_the_set():
     corners = [jnp.asarray(1e-4 * np.array(list(np.binary_repr(i, 6)), float), jnp.float32) for i in range(64)]
     free = norm(jnp.full(6, 5e-5))
     assert min(norm(x) for x in corners) < 1e-6 * free
+
+
+def test_sagas_first_table_is_counted():
+    """SoteriaFL, Table 2: a gradient of every record for the table, then one of every record of a batch."""
+    tree: dict[str, Any] = {
+        "algorithm": {"name": "soteria-saga", "rounds": 4, "batch": 8, "compressor": "identity", "step_size": 0.1},
+        "run": {"every": 1},
+    }
+    data = made_data()
+    counts = [row["record_gradients"] for row in train(tree, data=data).history]
+    assert counts == [sum(data.sizes) + 8 * len(data.sizes) * t for t in range(5)]
+
+
+def test_the_drawn_iterate_is_measured():
+    """A seed whose draw is neither the first nor the last of the rounds."""
+    tree: dict[str, Any] = {
+        "algorithm": {
+            "name": "spider",
+            "rounds": 6,
+            "restart": 3,
+            "step_size": 0.3,
+            "prox": {"kind": "l1", "strength": 0.01},
+        },
+        "run": {"every": 1, "seed": 3},
+    }
+    done = train(tree, data=made_data())
+    told, rows = done.summary, {int(row["round"]): row for row in done.history}
+    at = told["drawn_round"]
+    assert 0 < at < 6
+    for name in ("objective", "gradient_norm2"):
+        assert told["drawn"][name] == pytest.approx(rows[at][name], rel=1e-5)
+        assert told["drawn"][name] != pytest.approx(rows[6][name], rel=1e-2)

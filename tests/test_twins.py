@@ -108,12 +108,15 @@ def test_spider_with_a_prox_and_absent_silos():
 
 
 def test_spider_without_a_difference_clip_takes_the_cap():
-    _, carry = ran("spider", 3, restart=3)
+    """Steps so long that some records' gradients turn round: their differences are longer than 2 * clip."""
+    eta = 20.0
+    _, carry = ran("spider", 3, restart=3, step_size=eta)
     x = y = v = np.zeros(6)
     for r in range(3):
-        change = lambda i, x=x, y=y: clipped(gradients(i, x) - gradients(i, y), 2 * CLIP)
-        v = value(x, range(3)) if r == 0 else v + mean(range(3), change)
-        y, x = x, x - ETA * v
+        change = lambda i, x=x, y=y: gradients(i, x) - gradients(i, y)
+        assert r == 0 or any((np.linalg.norm(change(i), axis=1) > 2 * CLIP).any() for i in range(3))
+        v = value(x, range(3)) if r == 0 else v + mean(range(3), lambda i, own=change: clipped(own(i), 2 * CLIP))
+        y, x = x, x - eta * v
     agrees(carry.state.x, x)
 
 

@@ -120,8 +120,10 @@ def test_spider_with_two_sizes_of_batches_absent_silos_and_adam():
 
 @pytest.mark.slow
 def test_prox_svrg_on_batches():
-    """Lowy et al., Alg. 1 with K < n: the anchor's value is of all records, differences are of a batch."""
-    _, carry = ran("prox-svrg", 7, batch=8, restart=3, prox=L1)
+    """Lowy et al., Alg. 1 with K < n: the anchor's value is of all records, differences are of a batch, clipped to 2
+    clip (steps so long that some are longer)."""
+    eta, longest = 10.0, 0.0
+    _, carry = ran("prox-svrg", 7, batch=8, restart=3, prox=L1, step_size=eta)
     x = anchor = g = np.zeros(6)
     for r in range(7):
         if r % 3 == 0:
@@ -129,8 +131,12 @@ def test_prox_svrg_on_batches():
             v = g
         else:
             v = g + mean(SILOS, lambda i, x=x, a=anchor, r=r: difference(i, x, a, 2 * CLIP, 8, r))
-        x = soft_threshold(x - ETA * v, ETA * 0.02)
+            turned = [gradients(i, x, rows) - gradients(i, anchor, rows) for i in SILOS
+                      for rows in [drawn(Poisson(8), i, r, "difference")[0]]]  # fmt: skip
+            longest = max(longest, *(np.linalg.norm(each, axis=1).max(initial=0.0) for each in turned))
+        x = soft_threshold(x - eta * v, eta * 0.02)
     agrees(carry.state.x, x)
+    assert longest > 2 * CLIP
 
 
 @pytest.mark.slow
@@ -210,3 +216,24 @@ def test_mu2_with_faster_growing_weights():
         w = w * min(1, 0.5 / max(float(np.linalg.norm(w)), 1e-300))
         y, x = x, x + (t + 1) ** 2 / sum(k**2 for k in range(1, t + 2)) * (w - x)
     agrees(carry.state.x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("prox-sgd", {"batch": 4, "weights": "equal"}),
+        ("prox-svrg", {"restart": 3, "clip_difference": DIFFERENCE}),
+        ("prox-pl-svrg", {"restart": 3, "epochs": 1, "clip_difference": DIFFERENCE}),
+        ("spider", {"restart": 3, "clip_difference": DIFFERENCE, "participation": 2}),
+    ],
+)
+def test_on_sums_it_is_the_same_method_up_to_their_grid(name, options):
+    """Lowy et al., Alg. 7 to 10: P_vec rounds every vector to its grid, noise or not, and keeps the mean."""
+    own: dict[str, Any] = {"weights": "size", "prox": L1, "step_size": 2.0} | options
+    means, sums = (
+        np.asarray(ran(prefix + name, 6, trust=trust, **own)[1].output)
+        for prefix, trust in (("", "trusted"), ("sdp-", "shuffled"))
+    )
+    np.testing.assert_allclose(sums, means, atol=0.02)
+    assert np.linalg.norm(means) > 0.5 and (sums != means).any()

@@ -2,7 +2,8 @@
 
 Every bound is evaluated as it is printed, with the constants that O(.) and Omega(.) hide set to 1, F(x0) - min F set to
 1 and the logarithms that the statement shows (a tilde hides the rest). So numbers of one column compare rates, not
-runs. n is the smallest silo, N the silos of a round.
+runs. n is the smallest silo, N the silos of a round. What no config tells is taken at its largest: mu2's variances (G
+and L bound them) and its gradient at the optimum (G bounds it).
 """
 
 from __future__ import annotations
@@ -60,8 +61,7 @@ def tau(c: Choice) -> float:
 def mu2(c: Choice, spread: float) -> float:
     D, T = c.constant("diameter"), c.n
     S = c.G + 2 * c.L * D
-    noise = 2 * S * math.sqrt(c.d) / (c.rho * T * spread)
-    return 4 * D * ((c.G + 2 * c.L * D) / T + noise + S / math.sqrt(T * c.silos))
+    return 4 * D * S * (1 / T + 2 * math.sqrt(c.d) / (c.rho * T * spread) + 1 / math.sqrt(T * c.silos))
 
 
 def psgm_server(c: Choice) -> float:
@@ -98,11 +98,13 @@ UPPER = [
           lambda c: math.sqrt(c.L * c.d) * c.G / (c.n * c.silos * c.epsilon)),
     Bound(SOTERIA, "cdp-sgd, Thm 1; soteria-svrg and -saga, Cor. 2 and 3", "untrusted", GRADIENT,
           "G sqrt((1+omega) L d ln(1/delta)) / (sqrt(N) n eps)", soteria),
-    Bound(SOTERIA, "soteria-gd and -sgd, Cor. 1", "untrusted", GRADIENT, "the same times 1 + sqrt(tau)",
+    Bound(SOTERIA, "soteria-gd and -sgd, Cor. 1", "untrusted", GRADIENT, "the same times 1 + ((1+omega)^3/N)^(1/4)",
           lambda c: soteria(c) * (1 + math.sqrt(tau(c)))),
-    Bound(MU2, "mu2, Thm 5.2", "untrusted", EXCESS, "4 D ((G + 2 L D)/n + 2 S sqrt(d)/(rho n sqrt(N)) + S/sqrt(n N))",
+    Bound(MU2, "mu2, Thm 5.2", "untrusted", EXCESS,
+          "4 D S (1/n + 2 sqrt(d)/(rho n sqrt(N)) + 1/sqrt(n N)), S = G + 2 L D",
           lambda c: mu2(c, math.sqrt(c.silos))),
-    Bound(MU2, "mu2, Thm 6.2", "trusted", EXCESS, "4 D ((G + 2 L D)/n + 2 S sqrt(d)/(rho n N) + S/sqrt(n N))",
+    Bound(MU2, "mu2, Thm 6.2", "trusted", EXCESS,
+          "4 D S (1/n + 2 sqrt(d)/(rho n N) + 1/sqrt(n N)), S = G + 2 L D",
           lambda c: mu2(c, c.silos)),
     Bound(PSGM, "mb-psgm-fg, Thm A.4", "shuffled", GRADIENT,
           "L/R + (d L G)^(2/3) / (N n eps)^(4/3) + d G^2 / (N n eps)^2",
@@ -115,6 +117,37 @@ LOWER = [
     Bound(LOWY, "any, Thm 3.3", "shuffled", GRADIENT, "G^2 min(1, d ln(1/delta) / (eps n N)^2)",
           lambda c: c.G**2 * min(1.0, all_noise(c)), lower=True),
 ]  # fmt: skip
+
+
+SETTING: dict[str, Callable[[Choice], float | None]] = {
+    "n": lambda c: c.n,
+    "N": lambda c: c.silos,
+    "d": lambda c: c.d,
+    "epsilon": lambda c: c.epsilon,
+    "delta": lambda c: c.privacy.delta,
+    "rho": lambda c: c.rho,
+    "L": lambda c: c.options.smoothness,
+    "G": lambda c: c.options.gradient_bound,
+    "D": lambda c: c.options.diameter,
+    "mu": lambda c: c.options.pl_constant,
+    "tau": heterogeneity,
+    "omega": lambda c: c.omega,
+    "R": lambda c: c.options.rounds,
+    "K": lambda c: c.steps,
+}
+
+
+def setting(c: Choice) -> dict[str, float]:
+    """The numbers that the bounds are for, by the letters of the formulas; without those that the config lacks."""
+    found = {letter: known(number, c) for letter, number in SETTING.items()}
+    return {letter: number for letter, number in found.items() if number is not None}
+
+
+def known(number: Callable[[Choice], float | None], c: Choice) -> float | None:
+    try:
+        return number(c)
+    except ConfigError:
+        return None
 
 
 def bounds(c: Choice) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from silodp.algorithms import find
-from silodp.algorithms.bounds import bounds
+from silodp.algorithms.bounds import bounds, setting
 from silodp.algorithms.entry import Entry
 from silodp.algorithms.theory import Choice
 from silodp.channels import Channel
@@ -151,14 +151,14 @@ def choose(config: Config, facts: Facts) -> dict[str, Any]:
     return chosen
 
 
-def paper_bounds(config: Config, facts: Facts) -> list[dict[str, Any]]:
-    """The papers' bounds for the setting of a config."""
+def paper_bounds(config: Config, facts: Facts) -> dict[str, Any]:
+    """The papers' bounds for the setting of a config, and that setting."""
     config = with_delta(config, facts)
     entry = find(config.algorithm.name)
     unasked = lambda stream, options: (0, 1.0)
-    return bounds(
-        Choice(config.algorithm, config.privacy, settled_facts(config, facts), channel_of(config, entry), unasked)
-    )
+    settled, channel = settled_facts(config, facts), channel_of(config, entry)
+    choice = Choice(config.algorithm, config.privacy, settled, channel, unasked)
+    return {"setting": setting(choice), "bounds": bounds(choice)}
 
 
 def share_of(
