@@ -107,10 +107,12 @@ def test_spider_with_a_prox_and_absent_silos():
     agrees(carry.drawn, points[int(drawn_round(KEY, 7))])  # w_1 .. w_R
 
 
-def test_spider_without_a_difference_clip_takes_the_cap():
-    """Steps so long that some records' gradients turn round: their differences are longer than 2 * clip."""
+@pytest.mark.parametrize("rate", [None, DIFFERENCE])
+def test_spiders_differences_are_capped(rate):
+    """Steps so long that some records' gradients turn round: their differences are longer than 2 * clip, and so is
+    what a clip_difference would allow."""
     eta = 20.0
-    _, carry = ran("spider", 3, restart=3, step_size=eta)
+    _, carry = ran("spider", 3, restart=3, step_size=eta, clip_difference=rate)
     x = y = v = np.zeros(6)
     for r in range(3):
         change = lambda i, x=x, y=y: gradients(i, x) - gradients(i, y)
