@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 os.environ.setdefault("SILODP_CACHE", "off")  # what a test finds does not depend on earlier ones
 
-import tests.typed  # noqa: F401 (before silodp: it checks what is imported afterwards)
+if os.environ.get("SILODP_TESTS_TYPES") != "off":
+    import tests.typed  # noqa: F401 (before silodp: it checks what is imported afterwards)
 from silodp.data import FederatedData, SiloData
 from silodp.parse import parse_config, to_toml
 from tests.quick import is_slow, unfit
@@ -108,12 +110,13 @@ def named_case(item: pytest.Function) -> tuple[str, str]:
 
 gc.set_threshold(500_000, 20, 100)  # programs that were compiled are many objects, and none of them is garbage
 MOST_MAPS = 20_000  # of 65,530 that Linux allows a process; every compiled program takes a few
+ENDED = count(1)  # tests of this process: counting maps takes milliseconds, so it is done after every tenth
 
 
 def pytest_runtest_teardown(item, nextitem):
     """Let go of compiled programs before their memory maps run out: XLA then crashes instead of raising."""
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+    if next(ENDED) % 10 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         import jax
 
         jax.clear_caches()

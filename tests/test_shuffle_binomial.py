@@ -127,13 +127,16 @@ def test_rounding_keeps_the_mean_and_stays_within_one_level():
 
 def test_measured_change_stays_within_the_sensitivity():
     protocol, clip = PVec(10, 2, [2]), 2.0
-    for seed in range(50):
-        one = np.random.default_rng(seed).normal(size=(1, 30))
-        one *= clip / np.linalg.norm(one)
-        moved = protocol.round(jnp.asarray(one), clip, _random(seed)) - protocol.round(
-            jnp.asarray(-one), clip, _random(seed + 100)
-        )
-        assert np.linalg.norm(moved) <= sensitivity(10, 30)
+    ones = np.random.default_rng(0).normal(size=(50, 1, 30))
+    ones *= clip / np.linalg.norm(ones, axis=-1, keepdims=True)
+
+    @jax.jit
+    @jax.vmap
+    def moved(one, here, there):
+        return protocol.round(one, clip, SeededRandomness(here)) - protocol.round(-one, clip, SeededRandomness(there))
+
+    changes = moved(jnp.asarray(ones), *jax.random.split(jax.random.key(0), (2, 50)))
+    assert np.linalg.norm(changes, axis=-1).max() <= sensitivity(10, 30)
 
 
 def test_zero_clip_and_system_randomness():

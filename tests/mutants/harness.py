@@ -131,6 +131,7 @@ class Done(NamedTuple):
 
 def run_tests(folder: Path, tests: Sequence[str], longest: int = LONGEST) -> Done:
     here = {"PYTHONPATH": str(folder), "PYTEST_ADDOPTS": "-n 0 --tb=line"}
+    here["SILODP_TESTS_TYPES"] = "off"  # seconds, and a named test must fail by itself
     if optimising(tests):
         here["SILODP_TESTS_COMPILER"] = "optimising"
     asked = {"folder": str(folder), "tests": list(tests), "environment": here, "longest": longest, "hangs": HANGS}
