@@ -68,8 +68,7 @@ def composed_epsilon(parts: list[tuple[Shuffled, int]], eps0: float, delta: floa
 def coins_epsilon(bits: int, levels: int, dimension: int, rounds: int, delta: float) -> float:
     """Of so many sums with so many coins in each coordinate."""
     shift = sensitivity(levels, dimension)
-    noise = dominating_gaussian(bits, shift)
-    return gaussian.epsilon_of(delta - rounds * dimension * noise.lost, math.sqrt(rounds) * shift / noise.std)
+    return gaussian.epsilon_of(delta, math.sqrt(rounds) * shift / dominating_gaussian(bits))
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_releases_are_kept_as_they_were():
     spent = [Spent(Releases(f"s{i}", i, kind), 1.5 + i) for i, kind in enumerate(kinds)]
     spent.append(Spent(Releases("nothing", 2, Full()), float("inf")))
     spent.append(Spent(Releases("summed", 2, Full(), 1e-9, 1e-300), 3.0))
+    spent.append(Spent(Releases("coins", 2, Full(), lost=1e-30, coins=7), 3.0))
     assert read(json.loads(json.dumps(written(spent)))) == spent
 
 

@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import ndtri_exp
 from scipy.stats import binom, chi2, norm
 
 from silodp.channels.pvec import CoinTables, PVec
@@ -16,11 +18,14 @@ from silodp.parse import parse_config
 from silodp.plan.make import make_plan
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.coins import (
-    TAILS,
+    FEWEST_BITS,
+    REACH,
+    ROUNDED,
+    TAIL,
+    beyond,
     centred_probabilities,
     cumulative_words,
     dominating_gaussian,
-    fine_words,
     gaussian_multiplier,
     sensitivity,
 )
@@ -54,9 +59,25 @@ def test_probabilities_are_binomial(bits):
 
 
 def test_words_are_the_distribution_function():
-    words = cumulative_words(1000)
-    offsets = np.arange(words.size) - (words.size + 1) // 2
-    assert words.astype(np.float64) / 2.0**64 == pytest.approx(binom.cdf(offsets + 500, 1000, 0.5), rel=1e-9)
+    whole = whole_words(1000)
+    offsets = np.arange(len(whole)) - (len(whole) + 1) // 2
+    assert [word / 2**128 for word in whole] == pytest.approx(binom.cdf(offsets + 500, 1000, 0.5), rel=1e-9)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 30, 1000])
+def test_words_are_as_near_to_the_law_as_the_account_says(bits):
+    """In whole numbers, against Pascal's triangle."""
+    masses = np.diff(np.array([0, *whole_words(bits), 2**128], object))
+    reach = len(masses) // 2
+    real = [Fraction(math.comb(bits, heads), 2**bits) for heads in range(bits + 1)]
+    drawn = [Fraction(0)] * (bits // 2 - reach) + [Fraction(int(mass), 2**128) for mass in masses]
+    drawn += [Fraction(0)] * (bits + 1 - len(drawn))
+    assert sum(abs(a - b) for a, b in zip(real, drawn, strict=True)) / 2 <= ROUNDED
+    assert sum(abs(a - b) for a, b in zip(real, drawn, strict=True)) / 2 <= len(masses) / 2**129 + 2.0**-120
+
+
+def whole_words(bits: int) -> list[int]:
+    return [int.from_bytes(words.tobytes(), "big") for words in cumulative_words(bits)]
 
 
 def _chi_square_excess(draws: np.ndarray, bits: int) -> float:
@@ -166,8 +187,8 @@ def test_golden_noise():
     bits = protocol.bits_per_record * RECORDS
     assert 0.799 < _epsilon(bits) <= 0.8
     assert _epsilon(bits * 98 // 100 // 2 * 2) > 0.8
-    lost = ROUNDS * 101 * dominating_gaussian(bits, sensitivity(200, 101)).lost
-    assert lost < 1e-6 * DELTA, "what no Gaussian covers does not matter"
+    assert plan.spent(0)[0].releases.coins == 101
+    assert plan.spent(0)[0].releases.lost == pytest.approx(2 * ROUNDED * 101 * 10)
 
 
 @pytest.mark.parametrize(("bits", "shift"), [(5_000, 7), (100_000, 60), (100_000, 1)])
@@ -176,10 +197,9 @@ def test_coins_are_at_least_as_private_as_their_gaussian(bits, shift, level):
     heads = np.arange(bits + shift + 1)
     p, q = binom.pmf(heads, bits, 0.5), binom.pmf(heads - shift, bits, 0.5)
     exact = float(np.sum(np.maximum(q - math.exp(level) * p, 0)))
-    noise = dominating_gaussian(bits, shift)
-    mu = shift / noise.std
+    mu = shift / dominating_gaussian(bits)
     gaussian = norm.cdf(-level / mu + mu / 2) - math.exp(level) * norm.cdf(-level / mu - mu / 2)
-    assert exact <= gaussian + noise.lost + 1e-11
+    assert exact <= gaussian + 1e-11
     # and the bound is tight: five percent more Gaussian noise would not cover the coins
     mu *= 0.95
     looser = norm.cdf(-level / mu + mu / 2) - math.exp(level) * norm.cdf(-level / mu - mu / 2)
@@ -193,23 +213,59 @@ def test_the_gaussian_covers_the_tails_of_the_coins_too(bits, shift, level):
     p, q = binom.logpmf(heads, bits, 0.5), binom.logpmf(heads - shift, bits, 0.5)
     more = q > p + level
     exact = float(np.sum(np.exp(q[more]) * -np.expm1(p[more] + level - q[more])))
-    noise = dominating_gaussian(bits, shift)
-    assert 1e-12 < exact <= gaussian.delta_of(level, shift / noise.std) + noise.lost
+    assert 1e-12 < exact <= gaussian.delta_of(level, shift / dominating_gaussian(bits)) + 1e-20
     assert exact > gaussian.delta_of(level, shift / (math.sqrt(bits) / 2)), "these coins do not test the tail"
 
 
-@pytest.mark.parametrize(("bits", "deviations"), [(24_000, 2.7), (6_000, 3.5), (24_000, 4.0)])
+@pytest.mark.parametrize(("bits", "deviations"), [(24_000, 2.7), (6_000, 3.5), (24_000, 4.0), (6_000, 8.0)])
 def test_few_coins_are_covered_at_large_epsilons(bits, deviations):
     """What epsilon 15 and more leave of the coins: exact, against the Gaussian that stands for them."""
     shift = round(deviations * math.sqrt(bits) / 2)
     heads = np.arange(bits + shift + 1)
     p, q = binom.logpmf(heads, bits, 0.5), binom.logpmf(heads - shift, bits, 0.5)
-    noise = dominating_gaussian(bits, shift, TAILS[128])
-    assert noise.lost < 1e-16 < dominating_gaussian(bits, shift).lost
-    for level in (5.0, 15.0, 25.0):
+    moved = shift / dominating_gaussian(bits)
+    levels, found = (5.0, 15.0, 25.0, 80.0, 120.0), []
+    for level in levels:
         more = q > p + level
         exact = float(np.sum(np.exp(q[more]) * -np.expm1(p[more] + level - q[more])))
-        assert exact <= gaussian.delta_of(level, shift / noise.std) + noise.lost
+        found.append(exact)
+        assert exact <= gaussian.delta_of(level, moved) + beyond(moved)
+    worse = [exact > gaussian.delta_of(level, moved) for level, exact in zip(levels, found, strict=True)]
+    assert any(worse), "what lies beyond is not tested"
+
+
+@pytest.mark.parametrize("bits", [FEWEST_BITS, FEWEST_BITS + 2, 10_000, 1_000_002, 100_000_000])
+def test_the_slope_is_taken_as_far_out_as_the_account_says(bits):
+    below = np.cumsum(centred_probabilities(bits, TAIL + 4))
+    farthest = below[below.size // 2 - math.ceil(TAIL * math.sqrt(bits) / 2)]
+    assert -ndtri_exp(np.log(farthest)) >= REACH
+
+
+def spent(multiplier: float, coins: int, count: int = 10) -> list[Spent]:
+    return [Spent(Releases("value", count, Full(), coins=coins), multiplier)]
+
+
+def test_what_lies_beyond_is_added_to_delta():
+    for multiplier in (0.14, 0.2, 1.0):
+        far = 10 * 7 * beyond(1 / multiplier)
+        plain, coins = (accountant.delta(spent(multiplier, count), 20.0) for count in (0, 7))
+        assert coins == pytest.approx(far + (1 - far) * plain, rel=1e-12)
+        level = accountant.epsilon(spent(multiplier, 7), 1e-5)
+        assert accountant.delta(spent(multiplier, 7), level) <= 1e-5 * (1 + 1e-9)
+        if far < 1e-5:
+            assert level == pytest.approx(accountant.epsilon(spent(multiplier, 0), 1e-5 - far), rel=1e-6)
+    assert accountant.epsilon(spent(0.1, 7), 1e-5) == math.inf
+    assert accountant.group_epsilon(spent(0.3, 7), 1e-5, 2) < accountant.group_epsilon(spent(0.3, 7), 1e-5, 3)
+    assert accountant.group_epsilon(spent(0.3, 7), 1e-5, 4) == math.inf  # 13 deviations
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 15.0, 60.0, 300.0])
+@pytest.mark.parametrize("kind", [Full(), Poisson(0.3)], ids=["all", "some"])
+def test_noise_is_calibrated_with_what_lies_beyond(epsilon, kind):
+    releases = [Releases("value", 10, kind, coins=7)]
+    found = accountant.calibrate(releases, epsilon, 1e-5)["value"]
+    assert accountant.delta([Spent(releases[0], found)], epsilon) <= 1e-5 * (1 + 1e-9)
+    assert accountant.delta([Spent(releases[0], found * 0.999)], epsilon) > 1e-5
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, level: float) -> float:
@@ -228,7 +284,7 @@ def line_of(rate: float, reach: float, level: float) -> float:
 def test_a_poisson_share_of_coins_is_no_worse_than_a_gaussian_one(rate, level):
     """Exactly, in two coordinates: shifts that point apart, aside, to the same side, and a record that is absent."""
     bits, reach = 2_000, 15
-    std = dominating_gaussian(bits, 2 * reach).std
+    std = dominating_gaussian(bits)
     steps = np.arange(-9 * 23, 9 * 23 + 1)
     coins = lambda shift: np.outer(*(binom.pmf(steps + bits // 2 - each, bits, 0.5) for each in shift))
     share = lambda shift: (1 - rate) * coins((0, 0)) + rate * coins(shift)
@@ -257,17 +313,14 @@ def test_a_colluding_server_faces_the_coins_that_a_silo_really_tosses():
 
 
 def test_few_coins_are_drawn_from_their_law_far_out():
-    words = fine_words(6_000)
-    masses = np.diff(np.concatenate([[0], words, [2**128]])).astype(float) / 2.0**128
+    masses = np.diff(np.array([0, *whole_words(6_000), 2**128], object)).astype(float) / 2.0**128
     reach = len(masses) // 2
     exact = binom.pmf(np.arange(3_000 - reach, 3_001 + reach), 6_000, 0.5)
     inner = np.abs(np.arange(-reach, reach + 1)) < 12.0 * math.sqrt(6_000) / 2
     np.testing.assert_allclose(masses[inner], exact[inner], rtol=1e-3)
     np.testing.assert_allclose(masses[reach - 300 : reach + 300], exact[reach - 300 : reach + 300], rtol=1e-9)
-    coarse, fine = (CoinTables([6_000], words) for words in (64, 128))
-    draws = [np.asarray(table.draw(_random(4), (100_000,))) for table in (coarse, fine)]
-    for each in draws:
-        assert each.mean() == pytest.approx(0, abs=0.5) and each.std() == pytest.approx(math.sqrt(6_000) / 2, rel=0.01)
+    draws = np.asarray(CoinTables([6_000]).draw(_random(4), (100_000,)))
+    assert draws.mean() == pytest.approx(0, abs=0.5) and draws.std() == pytest.approx(math.sqrt(6_000) / 2, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "options"), [("sdp-prox-sgd", {}), ("sdp-spider", {"restart": 3})])
@@ -278,7 +331,7 @@ def test_pvec_reaches_the_papers_largest_epsilon(name, options):
         "algorithm": {"name": name, "rounds": 4, "step_size": 0.5, "clip": 1.0, "weights": "size"} | options,
     }
     plan = make_plan(parse_config(tree), Facts((160, 160, 160), ("a", "b", "c"), parameters=31))
-    assert len(plan.noised.protocols["value"].tables.parts) == 4  # type: ignore[attr-defined]
+    assert plan.noised.protocols["value"].bits_per_record > 0  # type: ignore[attr-defined]
     assert 14.9 < plan.epsilon(0) <= 15.0
 
 
@@ -300,7 +353,7 @@ def test_collusion_leaves_less_noise():
         (lambda: PVec(8, 101, [3]), "bits"),
         (lambda: PVec(2**20, 100, [2000, 2096]), "levels"),
         (lambda: CoinTables([2**39]), "bits"),
-        (lambda: dominating_gaussian(100, 1.0), "bits"),
+        (lambda: dominating_gaussian(100), "bits"),
     ],
 )
 def test_bad_settings_are_named(build, field):

@@ -8,8 +8,7 @@ and rescales. The paper's analyser subtracts p b n where the number of messages 
 back L where N L belongs (errata, E18); all integers here are centred, so no count enters at all.
 
 A silo draws the coins of all its records at once, one binomial per coordinate, and the silos' coins
-sum to that one binomial. The law is exact (`silodp.privacy.coins`), by inversion of 64 random bits, or of 128 where a
-large epsilon leaves so few coins that their far tail matters.
+sum to that one binomial. The law is exact but for 2^-105 (`silodp.privacy.coins`), by inversion of 128 random bits.
 
 Formal guarantee: `silodp.privacy.coins`, for whoever sees the sums over all silos. The certificate
 does NOT cover a server that sees a silo's part of them: either the integers are sent as single,
@@ -36,10 +35,9 @@ from silodp.facts import Declared, Stream
 from silodp.privacy import accountant
 from silodp.privacy.coins import (
     FEWEST_BITS,
-    TAILS,
+    ROUNDED,
     cumulative_words,
     dominating_gaussian,
-    fine_words,
     gaussian_multiplier,
     sensitivity,
 )
@@ -48,7 +46,7 @@ from silodp.randomness import Randomness, Scoped, Shape, Step
 from silodp.releases import Account, Answer, Vector
 
 SAME_CLIP = 1e-3  # by how much the clip norms of parts may differ: silos compute them alike, but for rounding
-_LARGEST_TABLE_BITS = 2**38  # a table of 5 million entries
+_LARGEST_TABLE_BITS = 2**38  # a table of 7 million entries
 
 
 class CoinTables(eqx.Module):
@@ -59,14 +57,12 @@ class CoinTables(eqx.Module):
     sizes: Int[Array, " tables"]
     halvings: int = eqx.field(static=True)
 
-    def __init__(self, bits: Sequence[int], words: int = 64):
+    def __init__(self, bits: Sequence[int]):
         if max(bits) > _LARGEST_TABLE_BITS:
             raise ValueError(f"bits must be at most {_LARGEST_TABLE_BITS}, not {max(bits)}: lower `levels`")
-        tables = [cumulative_words(each) if words == 64 else fine_words(each) for each in bits]
-        sizes, entries = [table.size for table in tables], np.concatenate(tables)
-        whole = np.uint64 if words == 64 else int  # Python's own where 64 bits are not enough
-        cut = lambda shift: (entries >> whole(shift)) & whole(2**32 - 1)
-        self.parts = tuple(jnp.asarray(cut(shift).astype(np.uint32)) for shift in range(words - 32, -1, -32))
+        tables = [cumulative_words(each) for each in bits]
+        sizes = [len(table) for table in tables]
+        self.parts = tuple(jnp.asarray(part.astype(np.uint32)) for part in np.concatenate(tables).T)
         self.starts = jnp.asarray(np.cumsum([0, *sizes[:-1]]), jnp.int32)
         self.sizes = jnp.asarray(sizes, jnp.int32)
         self.halvings = max(sizes).bit_length()
@@ -107,15 +103,13 @@ class PVec(eqx.Module):
     tables: CoinTables  # one for each number of records that a silo sends for
     table_of: Int[Array, " silos"]
 
-    def __init__(
-        self, levels: int, bits_per_record: int, sent: Sequence[int], words: int = 64, most: Sequence[int] = ()
-    ):
+    def __init__(self, levels: int, bits_per_record: int, sent: Sequence[int], most: Sequence[int] = ()):
         """`most`: records that a silo's sum can hold, where that is more than it sends coins for."""
         if levels < 2 or levels % 2:
             raise ValueError(f"levels must be even and at least 2, not {levels}")
         self.levels, self.bits_per_record, self.sent = levels, bits_per_record, tuple(sent)
         counts, table_of = np.unique(sent, return_inverse=True)
-        self.tables = CoinTables([bits_per_record * int(count) for count in counts], words)
+        self.tables = CoinTables([bits_per_record * int(count) for count in counts])
         self.table_of = jnp.asarray(table_of, jnp.int32)
         largest = sum(most or sent) * levels // 2 + int(self.tables.reach[table_of].sum())
         if largest >= 2**31:
@@ -201,10 +195,11 @@ class Summed(Channel):
         check_alike(declared, options)
 
     def accounted(self, declared: Declared, silo: int, streams: Sequence[Stream]) -> list[Releases]:
-        """The Gaussian releases that the sums are no worse than."""
-        for stream in streams:
-            known_dimension(declared, stream.name)
-        return super().accounted(declared, silo, streams)
+        """The Gaussian releases that the sums are no worse than, but for the far tail of their coins."""
+        pairs = zip(super().accounted(declared, silo, streams), streams, strict=True)
+        sizes = {stream.name: known_dimension(declared, stream.name) for stream in streams}
+        rounded = {name: 2 * ROUNDED * size * declared.facts.silos for name, size in sizes.items()}
+        return [each if s.local else replace(each, coins=sizes[s.name], lost=rounded[s.name]) for each, s in pairs]
 
     def joint(self, name: str, needed: Multipliers, declared: Declared) -> Multipliers:
         return needed if declared.each(name)[0].local else largest(needed)
@@ -228,7 +223,7 @@ class Summed(Channel):
 
         The same holds if the masks between silos are broken: the server then reads the silo's part of each sum.
         """
-        lost, left = 0.0, []
+        left = []
         for spent in own:
             name = spent.releases.stream
             if declared.each(name)[0].local:  # Gaussian noise that is this silo's alone
@@ -240,19 +235,16 @@ class Summed(Channel):
             coins = every * shares[silo] / declared.facts.fewest(shares)
             if coins < FEWEST_BITS:
                 return dict.fromkeys(("other_silos_collude", "masks_are_broken"), math.inf)
-            words = self._words(declared, name, 2 * int(every / 2), delta) or 64
-            noise = dominating_gaussian(2 * int(coins / 2), shift, TAILS[words])
-            lost += spent.releases.count * known_dimension(declared, name) * noise.lost
-            left.append(replace(spent, multiplier=noise.std / shift))
-        epsilon = accountant.group_epsilon(left, delta - lost, records) if delta > lost else math.inf
+            left.append(replace(spent, multiplier=dominating_gaussian(2 * int(coins / 2)) / shift))
+        epsilon = accountant.group_epsilon(left, delta, records)
         return {"other_silos_collude": epsilon, "masks_are_broken": epsilon}
 
     def ready(self, declared: Declared, multipliers: Mapping[str, Array], delta: float) -> Channel:
         used = {s.name for own in declared.streams for s in own if s.count and not s.local}
-        protocols = {name: self._protocol(declared, name, multipliers.get(name), delta) for name in sorted(used)}
+        protocols = {name: self._protocol(declared, name, multipliers.get(name)) for name in sorted(used)}
         return replace(self, multipliers=dict(multipliers), protocols=protocols)
 
-    def _protocol(self, declared: Declared, name: str, multipliers: Array | None, delta: float) -> PVec:
+    def _protocol(self, declared: Declared, name: str, multipliers: Array | None) -> PVec:
         """P_vec with the fewest coins that give the planned multiplier, also when the smallest silos take part."""
         size = known_dimension(declared, name)
         sent = coins_for(declared, name)
@@ -261,23 +253,13 @@ class Summed(Channel):
         needed = 0.0 if multipliers is None else float(np.max(np.asarray(multipliers)))
         target = (2 * needed * sensitivity(self.grid, size)) ** 2
         least = max(2, 2 * int(np.ceil(max(target, FEWEST_BITS) / records / 2)))
-        words = 64 if multipliers is None else self._words(declared, name, least * records, delta)
-        if words is None:
-            raise ConfigError(f"privacy.epsilon: too large for pvec's few coins at delta {delta:g}; lower it")
         per_record = least
-        while gaussian_multiplier(per_record * records, self.grid, size, TAILS[words]) < needed:
+        while gaussian_multiplier(per_record * records, self.grid, size) < needed:
             per_record += max(2, 2 * (per_record // 20_000))
         try:
-            return PVec(self.grid, per_record, sent, words, most)
+            return PVec(self.grid, per_record, sent, most)
         except ValueError as error:
             raise ConfigError(f"algorithm.grid: {error}") from None
-
-    def _words(self, declared: Declared, name: str, coins: int, delta: float) -> int | None:
-        """The coins are no worse than a Gaussian but for a far tail, which must not matter beside delta: the random
-        bits of a draw that reach far enough, if any do."""
-        uses = max(stream.count for stream in declared.each(name)) * known_dimension(declared, name)
-        lost = lambda tail: dominating_gaussian(coins, self._shift(declared, name), tail).lost * uses
-        return next((words for words, tail in TAILS.items() if lost(tail) <= 1e-6 * delta), None)
 
     def send(self, answer: Answer, silo: Silo, memory: PyTree) -> tuple[PyTree, PyTree]:
         mean = per_record(answer)

@@ -11,6 +11,7 @@ from silodp.privacy import accountant, clones, kinds
 from silodp.privacy.kinds import Releases, Spent
 
 KINDS = (kinds.Full, kinds.Disjoint, kinds.Poisson, kinds.FixedSize, kinds.TwoLevel, kinds.Masked)
+BESIDE = ("loss", "lost", "coins")  # of releases that are not quite those of their kind; written where they are not 0
 BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in (*KINDS, clones.Messages, clones.Shuffled)}
 
 
@@ -23,7 +24,7 @@ def written(spent: Iterable[Spent]) -> list[dict[str, Any]]:
             "multiplier": None if math.isinf(each.multiplier) else each.multiplier,
             "sampling": _plain(each.releases.sampling),
         }
-        | ({"loss": each.releases.loss, "lost": each.releases.lost} if each.releases.loss or each.releases.lost else {})
+        | {name: value for name in BESIDE if (value := getattr(each.releases, name))}
         for each in spent
     ]
 
@@ -32,7 +33,7 @@ def read(lines: Iterable[Mapping[str, Any]]) -> list[Spent]:
     return [
         Spent(
             Releases(
-                line["stream"], line["count"], _kind(line["sampling"]), line.get("loss", 0.0), line.get("lost", 0.0)
+                line["stream"], line["count"], _kind(line["sampling"]), **{k: line[k] for k in BESIDE if k in line}
             ),
             math.inf if line["multiplier"] is None else line["multiplier"],
         )

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from silodp import __version__, cache
 from silodp.later import Later
 from silodp.privacy import gaussian
+from silodp.privacy.coins import beyond
 from silodp.privacy.kinds import Releases, Sampling, Spent
 from silodp.privacy.roots import root
 from silodp.privacy.sums import apart, within
@@ -51,12 +52,18 @@ def epsilon(spent: Sequence[Spent], delta: float) -> float:
     loss, lost = apart(spent)
     if not (loss or lost):
         return _ideal_epsilon(spent, delta)
-    rest = within(delta, _ideal_epsilon(spent, delta / 2), loss, lost)
-    return _ideal_epsilon(spent, rest) + loss if rest >= delta / 2 else math.inf
+    most = _ideal_epsilon(spent, delta / 2)
+    for _ in range(3):  # each time from above, and nearer
+        rest = within(delta, most, loss, lost)
+        if rest < delta / 2:
+            return math.inf
+        most = _ideal_epsilon(spent, rest)
+    return most + loss
 
 
 def _ideal_epsilon(spent: Sequence[Spent], delta: float) -> float:
     exposed, parts = _split(spent)
+    exposed += _beyond(spent)
     if not parts:
         return 0.0 if exposed <= delta else math.inf
     if exposed >= delta:
@@ -78,6 +85,7 @@ def delta(spent: Sequence[Spent], epsilon: float) -> float:
 
 def _ideal_delta(spent: Sequence[Spent], epsilon: float) -> float:
     exposed, parts = _split(spent)
+    exposed = min(1.0, exposed + _beyond(spent))
     return exposed + (1 - exposed) * _delta_of_noisy(parts, epsilon)
 
 
@@ -149,6 +157,10 @@ def calibrate(
         max(_ideal_delta(_noised(releases, base, math.exp(log_t), already), epsilon), _TINY) / delta
     )
     scale = _exact_scale(releases, base, gaussian.mu_of(epsilon, delta), already)
+    if scale is not None and (far := _beyond(_noised(releases, base, scale, already))):
+        # More noise leaves less beyond. Where much lies there, the search below finds how much more is best.
+        rest = delta - far
+        scale = _exact_scale(releases, base, gaussian.mu_of(epsilon, rest), already) if rest > delta / 2 else None
     if scale is None:
         _check_reachable(already, epsilon, delta)
         asked = tuple(releases), epsilon, delta, tuple(base.items()), tuple(already)
@@ -199,6 +211,9 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
         return epsilon(spent, delta)
     mu, (loss, lost) = nearest_gdp(spent), apart(spent)
     if mu is not None:
+        delta -= _beyond(spent, records)
+        if delta <= 0:
+            return math.inf
         most = gaussian.epsilon_of(delta / 2, records * mu)
         rest = within(delta, most, loss, lost)
         return gaussian.epsilon_of(rest, records * mu) + loss if rest >= delta / 2 else math.inf
@@ -256,6 +271,12 @@ def _split(spent: Sequence[Spent]) -> tuple[float, tuple[Spent, ...]]:
             exposure = part.releases.sampling.exposure
             log_unseen += part.releases.uses * math.log1p(-exposure) if exposure < 1 else -math.inf
     return -math.expm1(log_unseen), tuple(part for part in merged if part.multiplier >= _NO_NOISE)
+
+
+def _beyond(spent: Sequence[Spent], records: int = 1) -> float:
+    """Probability that coins count as shown, when so many records move them."""
+    tossed = [part for part in spent if part.releases.coins and _NO_NOISE <= part.multiplier < math.inf]
+    return sum(part.releases.uses * part.releases.coins * beyond(records / part.multiplier) for part in tossed)
 
 
 def _mu(parts: tuple[Spent, ...]) -> float | None:

@@ -5,51 +5,46 @@ for the vectors themselves, sqrt(d) for each of the two roundings. Let u(t) be t
 of P(X < t) for X the centred number of heads. Thresholds are the optimal tests between X and X + k
 (the ratio of their laws is monotone), and the one at t has normal distance u(t) - u(t - k) <= k *
 max slope. So X is at least as private, for every shift at once, as Gaussian noise of std 1/(max
-slope), except on an event of the far tail: trade-off functions compose, hence so does this, over
-coordinates (in quadrature) and rounds. Mixtures of shifts (a Poisson share of the records) follow from
-their pairs (docs/privacy.md). For a million coins the std is sqrt(bits)/2 to 1e-4. P_vec is therefore
-accounted as a Gaussian release, sampled or not, with `gaussian_multiplier` as noise multiplier.
+slope), except in the far tail, where X counts as shown (`beyond`): trade-off functions compose, hence
+so does this, over coordinates (in quadrature) and rounds. Mixtures of shifts (a Poisson share of the
+records) follow from their pairs (docs/privacy.md). For a million coins the std is sqrt(bits)/2 to 1e-4.
+P_vec is therefore accounted as a Gaussian release, sampled or not, with `gaussian_multiplier` as noise
+multiplier, and the accountant adds to delta what lies beyond (`Releases.coins`, `lost`).
 
-The coins are never tossed: the number of heads among `bits` fair coins, minus bits/2, has
-probabilities that follow from its central one by ratios of small numbers, accurate to about 1e-13
-relative even for billions of coins (log-gamma loses six digits there). A rounded Gaussian is not the
-same: its tails are heavier and no accountant covers it.
+The coins are never tossed: the number of heads among `bits` fair coins, minus bits/2, is looked up in its
+distribution function, which is tabulated in whole numbers of 2^-128. A rounded Gaussian is not the same: its
+tails are heavier and no accountant covers it.
 """
 
 import math
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
 
-# Deviations up to which the slope is taken, by the random bits of a draw: further out a draw of so few bits never gets.
-# Few coins (a large epsilon) are told apart further out, and are drawn with more bits.
-TAILS = {64: 9.0, 128: 12.5}
-_TAIL = TAILS[64]
 FEWEST_BITS = 2_000
+TAIL = 12.5  # deviations up to which the slope is taken; at least REACH as a normal quantile, for so many coins
+REACH = 12.45
+WORD, GUARD = 128, 192  # bits of a table's entries, and of what they are computed in
+# Of one coordinate of one silo's coins, that the tabulated law is another than the real one: below 2^23 masses, each
+# off by at most 2^-129, in either of two neighbours.
+ROUNDED = 2.0**-105
 
 
-class Dominating(NamedTuple):
-    """Gaussian std (in grid units) no more private than the coins but for a mass of `lost`."""
-
-    std: float
-    lost: float
-
-
-def dominating_gaussian(bits: int, largest_shift: float, tail: float = _TAIL) -> Dominating:
-    """The Gaussian noise that `bits` fair coins are at least as private as, per coordinate.
-
-    tail: deviations beyond which nothing is promised; what may happen there is `lost`.
-    """
+def dominating_gaussian(bits: int) -> float:
+    """Std (in grid units) of the Gaussian noise that `bits` fair coins are at least as private as, per coordinate and
+    but for `beyond`."""
     if bits < FEWEST_BITS:
         raise ValueError(f"bits must be at least {FEWEST_BITS} for a tight bound, not {bits}")
-    below = np.cumsum(centred_probabilities(bits, tail + 4))
+    below = np.cumsum(centred_probabilities(bits, TAIL + 4))
     middle = below.size // 2
-    first = max(0, middle - math.ceil(tail * math.sqrt(bits) / 2))
-    quantiles = ndtri_exp(np.log(below[first : middle + 1]))
-    std = 1 / float(np.max(np.diff(quantiles)))
-    return Dominating(std, math.exp(float(log_ndtr(largest_shift / std - tail))))
+    first = max(0, middle - math.ceil(TAIL * math.sqrt(bits) / 2))
+    return 1 / float(np.max(np.diff(ndtri_exp(np.log(below[first : middle + 1])))))
+
+
+def beyond(moved: float) -> float:
+    """Probability with which a coordinate counts as shown if it moves by at most so many stds of its Gaussian."""
+    return math.exp(float(log_ndtr(moved - REACH)))
 
 
 def sensitivity(levels: int, dimension: int) -> float:
@@ -57,10 +52,9 @@ def sensitivity(levels: int, dimension: int) -> float:
     return levels + 2 * math.sqrt(dimension)
 
 
-def gaussian_multiplier(bits: int, levels: int, dimension: int, tail: float = _TAIL) -> float:
+def gaussian_multiplier(bits: int, levels: int, dimension: int) -> float:
     """Noise std over sensitivity of the Gaussian release that stands for one P_vec sum."""
-    shift = sensitivity(levels, dimension)
-    return dominating_gaussian(bits, shift, tail).std / shift
+    return dominating_gaussian(bits) / sensitivity(levels, dimension)
 
 
 def centred_probabilities(bits: int, deviations: float) -> np.ndarray:
@@ -76,22 +70,20 @@ def centred_probabilities(bits: int, deviations: float) -> np.ndarray:
     return relative / relative.sum()
 
 
-def cumulative_words(bits: int, deviations: float = 12.0) -> np.ndarray:
-    """2^64 times the distribution function at -r..r-1, as 64-bit words (at r it is 2^64).
+def cumulative_words(bits: int) -> np.ndarray:
+    """2^128 times the distribution function at -r..r-1, in four words of 32 bits, the highest first (at r it is 2^128).
 
-    Masses are rounded one by one, which keeps the relative accuracy of the tails.
+    Whole numbers throughout: a mass follows from its neighbour by a ratio, rounded down in the last of 192 bits.
     """
-    masses = centred_probabilities(bits, deviations)
-    words = np.rint(np.ldexp(masses, 64)).astype(np.uint64)
-    words = words[words > 0]  # nothing may follow the word at which the sum reaches 2^64
-    excess = int(words.sum(dtype=object)) - 2**64
-    words[words.size // 2] = np.uint64(int(words[words.size // 2]) - excess)
-    return np.cumsum(words)[:-1]
-
-
-def fine_words(bits: int) -> np.ndarray:
-    """The same with 128 bits, for few coins: the law is right as far out as 12.5 deviations."""
-    masses = [int(mass) for mass in np.rint(np.ldexp(centred_probabilities(bits, 15.0), 128))]
+    if bits < 2 or bits % 2:
+        raise ValueError(f"bits must be even and at least 2, not {bits}")
+    half, above = bits // 2, [1 << GUARD]
+    while len(above) <= half and above[-1] >> (GUARD - WORD - 2):
+        step = len(above)
+        above.append(above[-1] * (half - step + 1) // (half + step))
+    total = 2 * sum(above) - above[0]
+    masses = [((mass << (WORD + 1)) // total + 1) // 2 for mass in above]
     masses = [mass for mass in masses if mass]
-    masses[len(masses) // 2] -= sum(masses) - 2**128
-    return np.array(list(accumulate(masses))[:-1], object)
+    masses[0] -= masses[0] + 2 * sum(masses[1:]) - 2**WORD
+    below = accumulate([*reversed(masses[1:]), *masses[:-1]])
+    return np.frombuffer(b"".join(word.to_bytes(WORD // 8, "big") for word in below), ">u4").reshape(-1, WORD // 32)

@@ -263,6 +263,7 @@ class Releases:
 
     loss, lost: a release is not quite the one that `sampling` costs: from any point, a set has at most e^loss times the
     probability that it has there, plus `lost`, and the other way round (silodp.privacy.sums).
+    coins: coordinates whose noise is coins, which are told apart by more than their Gaussian far out (privacy.coins).
     """
 
     stream: str
@@ -270,6 +271,7 @@ class Releases:
     sampling: Sampling
     loss: float = 0.0
     lost: float = 0.0
+    coins: int = 0
 
     def __post_init__(self) -> None:
         if self.count < 0:

@@ -435,7 +435,7 @@ MUTANTS = [
     ),
     Mutant(
         "ledger-forgets-the-grid", "silodp/deploy/spending.py",
-        'line.get("loss", 0.0), line.get("lost", 0.0)', "0.0, 0.0",
+        "**{k: line[k] for k in BESIDE if k in line}", "",
         "a site's ledger counts discrete noise as a real Gaussian",
         "tests/test_deploy_guard.py::test_releases_are_kept_as_they_were",
     ),
@@ -520,7 +520,7 @@ MUTANTS = [
     ),
     Mutant(
         "coins-rounded-down", "silodp/channels/pvec.py",
-        "return PVec(self.grid, per_record, sent, words, most)", "return PVec(self.grid, 2 * (per_record * 9 // 20), sent, words, most)",
+        "return PVec(self.grid, per_record, sent, most)", "return PVec(self.grid, 2 * (per_record * 9 // 20), sent, most)",
         "fewer coins than the multiplier needs",
         "tests/test_channels_shuffled.py::test_the_coins_of_any_silos_that_may_meet_in_a_round_suffice",
     ),
@@ -538,8 +538,8 @@ MUTANTS = [
     ),
     Mutant(
         "far-tail-forgotten", "silodp/channels/pvec.py",
-        "if lost(tail) <= 1e-6 * delta), None)", "), 64)",
-        "the mass where coins are worse than their Gaussian is not compared with delta",
+        "coins=sizes[s.name], ", "",
+        "the mass where coins are worse than their Gaussian is not added to delta",
         "tests/test_channels.py::test_the_far_tail_of_few_coins_is_not_forgotten",
     ),
     Mutant(
@@ -550,7 +550,7 @@ MUTANTS = [
     ),
     Mutant(
         "mean-slope-of-coins", "silodp/privacy/coins.py",
-        "std = 1 / float(np.max(np.diff(quantiles)))", "std = 1 / float(np.mean(np.diff(quantiles)))",
+        "return 1 / float(np.max(np.diff(", "return 1 / float(np.mean(np.diff(",
         "the Gaussian that stands for the coins is too private",
         "tests/test_shuffle_binomial.py::test_the_gaussian_covers_the_tails_of_the_coins_too",
     ),
