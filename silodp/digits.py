@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def rounded_up(number: float, digits: int = 4) -> str:
@@ -14,11 +14,26 @@ def rounded_up(number: float, digits: int = 4) -> str:
         >>> rounded_up(1.12724, 4), rounded_up(1e-5), rounded_up(2.0)
         ('1.128', '1e-05', '2')
     """
+    return _rounded(number, digits, ROUND_CEILING)
+
+
+def rounded_down(number: float, digits: int = 4) -> str:
+    """The same downwards, for what is left of a budget.
+
+    Example:
+        >>> from silodp.digits import rounded_down
+        >>> rounded_down(1.12796), rounded_down(0.0)
+        ('1.127', '0')
+    """
+    return _rounded(number, digits, ROUND_FLOOR)
+
+
+def _rounded(number: float, digits: int, towards: str) -> str:
     if not math.isfinite(number):
         return f"{number:g}"
     # A float prints in full what it was given as: 0.1 is not rounded up because its bits are a little above 0.1.
-    up = Decimal(repr(float(number))).normalize(Context(prec=digits, rounding=ROUND_CEILING))
-    return f"{float(up):.{digits}g}"
+    exact = Decimal(repr(float(number))).normalize(Context(prec=digits, rounding=towards))
+    return f"{float(exact):.{digits}g}"
 
 
 def several(count: int, what: str) -> str:

@@ -11,7 +11,7 @@ from silodp.deploy.mixer import check_shuffled_plan
 from silodp.deploy.office import KEY, open_ledger
 from silodp.deploy.policy import is_shuffler, operators_file, read_policy
 from silodp.deploy.signing import Key, canonical, read_document, words
-from silodp.digits import rounded_up
+from silodp.digits import rounded_down, rounded_up
 from silodp.errors import ConfigError
 from silodp.plan.certificate import collusion_lines, unit_of
 
@@ -53,7 +53,7 @@ def screen(folder: Path, document: Document) -> str:
         *(f"               if {line}" for line in collusion_lines(levels)),
         f"  before       epsilon {rounded_up(before) if before else 0} of all earlier runs",
         f"  afterwards   epsilon {rounded_up(after)} of {limits.total_epsilon:g} at delta {limits.total_delta:g}; "
-        f"{left:.3g} left",
+        f"{rounded_down(left)} left",
         "",
         "  fingerprint  compare it with the other sites, by telephone:",
         *(f"               {line}" for line in grouped(document.words)),

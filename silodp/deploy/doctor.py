@@ -10,7 +10,7 @@ from silodp.deploy.ledger import Ledger
 from silodp.deploy.office import KEY, open_ledger
 from silodp.deploy.policy import is_shuffler, operators_file, read_policy, socket_of
 from silodp.deploy.units import COMPOSE_FILE, GUARD_FILE, NO_NETWORK, RELAY_FILE, secrets_of
-from silodp.digits import rounded_up
+from silodp.digits import rounded_down, rounded_up
 from silodp.errors import ConfigError
 
 Finding = tuple[bool, str]
@@ -120,7 +120,7 @@ def spent_lines(folder: Path, ledger: Ledger) -> list[str]:
     left = max(0.0, limits.total_epsilon - total)
     at = f"at delta {limits.total_delta:g}"
     spent = rounded_up(total) if total else 0
-    lines = [f"spent and reserved: epsilon {spent} of {limits.total_epsilon:g} {at}; {left:.3g} left"]
+    lines = [f"spent and reserved: epsilon {spent} of {limits.total_epsilon:g} {at}; {rounded_down(left)} left"]
     for each in runs:
         counted = sum(line["count"] for line in each.counted)
         planned = sum(line["count"] for line in each.reserved)

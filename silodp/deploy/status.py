@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.deploy.wire import plain
+from silodp.digits import rounded_down, rounded_up
 from silodp.errors import ConfigError
 
 STATUS = "status.json"  # silodp.deploy.board writes it
@@ -65,9 +66,9 @@ def lines(folder: Path) -> list[str]:
 def spent_text(site: Mapping[str, Any]) -> str:
     budget = site["budget"]
     if budget is None:
-        return "no budget told" if site["epsilon"] is None else f"epsilon {site['epsilon']:.3g} planned"
-    own = f"epsilon {budget['run_spent']:.3g} of {budget['run_reserved']:.3g} in this run"
-    return f"{own}, {budget['total']:.3g} of {budget['limit']:.3g} in all runs"
+        return "no budget told" if site["epsilon"] is None else f"epsilon {rounded_up(site['epsilon'])} planned"
+    own = f"epsilon {rounded_up(budget['run_spent'])} of {rounded_up(budget['run_reserved'])} in this run"
+    return f"{own}, {rounded_up(budget['total'])} of {budget['limit']:g} in all runs"
 
 
 def heard_text(site: Mapping[str, Any]) -> str:
@@ -95,14 +96,16 @@ def row(site: Mapping[str, Any], delta: float) -> str:
     ago = "not yet" if at is None else f"{max(0, time.time() - at):.0f} s ago"
     if budget is None:
         shuffles = site["records"] is None
-        told = "no records" if shuffles else f"{site['epsilon']:.3g} planned"
+        told = "no records" if shuffles else f"{rounded_up(site['epsilon'])} planned"
         bars = f'<td class="dim">{told}</td><td class="dim">{"no budget" if shuffles else "not told"}</td>'
     else:
         spent, reserved = budget["run_spent"], budget["run_reserved"]
-        run = bar(spent, reserved, reserved, f"{spent:.3g} spent of {reserved:.3g}, delta {delta:g}")
+        told = f"{rounded_up(spent)} spent of {rounded_up(reserved)}, delta {rounded_up(delta)}"
+        run = bar(spent, reserved, reserved, told)
         left = max(0.0, budget["limit"] - budget["total"])
         total, limit = budget["total"], budget["limit"]
-        text = f"{total:.3g} of {limit:.3g} reserved, {left:.3g} left, delta {budget['delta']:g}"
+        known = f"{rounded_up(total)} of {limit:g} reserved, {rounded_down(left)} left"
+        text = f"{known}, delta {rounded_up(budget['delta'])}"
         bars = f"<td>{run}</td><td>{bar(0.0, total, limit, text)}</td>"
     moved = f"{size(site['bytes_up'])}, {size(site['bytes_down'])}"
     name = f'{html.escape(plain(site["site"]))}<br><span class="dim">{records}</span>'

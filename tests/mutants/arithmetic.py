@@ -50,7 +50,7 @@ ARITHMETIC = [
         "three sums are rounded, one is counted", "tests/rounding/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
     ),
     Mutant(
-        "epsilon-rounded-down", "silodp/digits.py", "ROUND_CEILING)", "ROUND_FLOOR)".replace("ROUND_FLOOR", "'ROUND_FLOOR'"),
+        "epsilon-rounded-down", "silodp/digits.py", "digits, ROUND_CEILING)", "digits, ROUND_FLOOR)",
         "a printed epsilon is less than the real one", "tests/test_digits.py",
     ),
     Mutant(
