@@ -30,7 +30,7 @@ from silodp.data.load import read_data
 from silodp.data.schema import Schema
 from silodp.deploy import signing
 from silodp.deploy.approval import screen
-from silodp.deploy.certify import verified
+from silodp.deploy.certify import certificate_of, verified
 from silodp.deploy.coordinator import checked
 from silodp.deploy.document import Document, told_facts
 from silodp.deploy.policy import SENTENCES, read_policy
@@ -112,6 +112,13 @@ class Targets:
         setup = {"plan": self.document.tree["plan"], "index": 0, "seed": None, "shuffler": None}
         folder = self.sites.folders["north"]
         self.silo: SiloServer | None = SiloServer(setup, read_records(read_policy(folder), folder).named())
+        guard, facts = self.sites.guard("north"), self.sites.roster[0]["body"]
+        certificate = certificate_of(guard.policy, guard.key, guard.ledger, self.document, "00")["body"]
+        self.told: list[tuple[str, Any, Callable[[Any], Any]]] = [
+            ("facts", facts, told_facts),
+            ("certificate", certificate, lambda tree: verified([tree])),
+            ("certificate", certificate, lambda tree: verified([tree], self.document)),
+        ]
         self.answer = {"kind": "answer", "facts": {"gradients": 3.0, "step": 0.5, "stream": "value", "records": 20.0}}
         table = pd.DataFrame(
             {"age": range(20, 29), "dose": np.linspace(0, 9, 9), "outcome": ["well", "ill", "ill"] * 3}
@@ -158,10 +165,11 @@ class Targets:
         screen(self.sites.folders["north"], Document(signing.read_document(data)))
 
     def statements(self, chosen: random.Random) -> None:
-        facts = self.sites.roster[0]
-        data = mutated(dumped(facts), chosen) if chosen.random() < 0.5 else dumped(grown(facts, chosen))
-        tree = signing.read_document(data)
-        (told_facts if chosen.random() < 0.5 else lambda tree: verified([tree]))(tree)
+        """Of a site that has its key: it signs what it likes. Or with bytes that were changed on the way."""
+        purpose, body, read = chosen.choice(self.told)
+        statement = self.sites.keys["north"].signed(purpose, grown(body, chosen))
+        data = dumped(statement)
+        read(signing.read_document(mutated(data, chosen) if chosen.random() < 0.3 else data))
 
     def table(self, chosen: random.Random) -> None:
         ending = chosen.choice(list(self.tables))
