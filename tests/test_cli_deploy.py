@@ -151,6 +151,9 @@ def test_a_site_joins_with_a_kit_that_may_only_carry_bytes(sites, tmp_path):
     with pytest.raises(ConfigError, match="allows more"):
         kits.kit_of(kit)
     assert "lies in the guard's folder" in silodp("silo", "join", north, "--kit", made_kit(north / "inside"), code=2)
+    policy = north / "guard.toml"
+    policy.write_text(policy.read_text().replace("# counter =", "counter =").replace("/other/disk", str(tmp_path)))
+    assert "PROBLEM silodp-guard.service: the guard can write" in silodp("silo", "doctor", north, code=1)
     silodp("silo", "join", north, "--kit", kit)
     assert "joined already" in silodp("silo", "join", north, "--kit", kit, code=2)
     assert kits.kit_of(north) == kit.resolve() == kits.kit_of(kit)
@@ -163,11 +166,13 @@ def test_a_site_joins_with_a_kit_that_may_only_carry_bytes(sites, tmp_path):
         assert f"-{north.resolve() / secret}" in relay
     services = containers.partition("  relay:")
     assert "network_mode: none" in services[0] and "records.csv" in services[0] and "records.csv" not in services[2]
+    assert f"{tmp_path}:{tmp_path}" in services[0] and f" -{tmp_path}\n" in (north / "silodp-guard.service").read_text()
+    assert all((north / name).stat().st_mode & 0o077 == 0 for name in ("guard.toml", "compose.yml"))
     check_units(north, tmp_path)
     rights = kit / "local" / "authorization.json"
     rights.write_text(rights.read_text().replace('"byoc": "none"', '"byoc": "any"'))
     (north / "silodp-guard.service").write_text("[Service]\n")
-    assert silodp("silo", "doctor", north, code=1).count("PROBLEM") == 3
+    assert silodp("silo", "doctor", north, code=1).count("PROBLEM") == 4
 
 
 def check_units(folder: Path, tmp_path: Path) -> None:

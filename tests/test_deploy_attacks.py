@@ -22,6 +22,7 @@ from silodp.deploy.policy import SENTENCES
 from silodp.deploy.wire import decode, encode
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from tests.attacks import counted
 from tests.guards import X0, Federation, config_of
 
 Tree = dict[str, Any]
@@ -209,6 +210,11 @@ def test_a_text_that_is_no_plan_is_refused(idle, which):
     header = json.dumps({"kind": "plan", "document": TEXTS[which], "approvals": []}).encode()
     told, _ = decode(idle.rpc("north", struct.pack("<I", len(header)) + header + encode({}, {})[6:]))
     check(told, "document")
+
+
+def test_the_table_of_attacks_names_tests_that_are_there():
+    """`python -m tests.attacks` tries all of them."""
+    assert sum(counted().values()) >= 60
 
 
 # --- questions ---------------------------------------------------------------------------------------------------

@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from silodp.deploy.listen import GuardSocket, Listener
+from silodp.deploy.listen import MOST, GuardSocket, Listener, repeated
 from silodp.deploy.wire import Late
 from silodp.errors import ConfigError
 
@@ -56,6 +57,37 @@ def test_a_frame_that_is_too_long_or_none_ends_its_connection_only(tmp_path):
             with pytest.raises(OSError):
                 link.ask(bytes(LARGEST + 1))
             assert link.ask(b"question") == b"question"
+
+
+def test_whoever_announces_much_is_not_listened_to(tmp_path):
+    """400 MB are refused when eight bytes of them are there."""
+    with listening(tmp_path / "s" / "g.sock", bytes) as listener:
+        serving(listener)
+        with connected(tmp_path / "s" / "g.sock") as link:
+            link.sendall(struct.pack("<Q", 400_000_000))
+            assert link.recv(1) == b""
+
+
+def test_a_crowd_gets_no_more_threads_than_there_are_places(tmp_path):
+    """300 connections that say nothing; who comes when they are gone is served."""
+    before = threading.active_count()
+    with listening(tmp_path / "s" / "g.sock", bytes) as listener:
+        serving(listener)
+        with ExitStack() as crowd:
+            links = [crowd.enter_context(connected(tmp_path / "s" / "g.sock")) for _ in range(300)]
+            turned_away = [link for link in links[MOST:] if link.recv(1) == b""]
+            assert len(turned_away) == 300 - MOST
+            assert threading.active_count() <= before + 1 + MOST
+        with asking(tmp_path / "s" / "g.sock") as link:
+            assert repeated("here", lambda: link.ask(b"question"), 20.0) == b"question"
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(20)
+        link.connect(str(path))
+        yield link
 
 
 class Short:

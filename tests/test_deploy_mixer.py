@@ -181,10 +181,40 @@ def flipped(parcel: np.ndarray, place: int) -> np.ndarray:
     return changed
 
 
-def test_what_is_not_a_whole_batch_of_the_plan_is_refused(running):
-    for attack, (code, parcels, header) in forged(running).items():
-        told, arrays = running.shuffle(parcels, **header)
-        assert (attack, told.get("code"), arrays) == (attack, code, {})
+FORGED = (
+    "one silo fills the batch",
+    "a larger share",
+    "a smaller share",
+    "an empty share",
+    "without a silo",
+    "a silo that is not in the plan",
+    "under another's name",
+    "of another batch",
+    "of another plan",
+    "a changed bit",
+    "a changed signature",
+    "cut",
+    "empty",
+    "numbers instead of bytes",
+    "one message twelve times",
+    "another's messages once more",
+    "a round after the last",
+    "a round that is none",
+    "a query that is none",
+    "a run that is not known",
+    "terms of the server's own",
+    "a question for silos",
+    "set-up",
+)
+
+
+@pytest.mark.parametrize("attack", FORGED)
+def test_what_is_not_a_whole_batch_of_the_plan_is_refused(running, attack):
+    attacks = forged(running)
+    assert tuple(attacks) == FORGED
+    code, parcels, header = attacks[attack]
+    told, arrays = running.shuffle(parcels, **header)
+    assert (told.get("code"), arrays) == (code, {})
     assert running.sites.guard(MIXER).ledger.count_answers(running.document.run) <= 1
 
 

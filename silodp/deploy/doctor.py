@@ -9,8 +9,8 @@ from silodp.deploy.kits import hardened
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.office import KEY, open_ledger
 from silodp.deploy.policy import is_shuffler, operators_file, read_policy, socket_of
-from silodp.deploy.units import COMPOSE_FILE, GUARD_FILE, NO_NETWORK, RELAY_FILE, secrets_of
-from silodp.digits import rounded_down, rounded_up
+from silodp.deploy.units import COMPOSE_FILE, GUARD_FILE, NO_NETWORK, RELAY_FILE, elsewhere, secrets_of
+from silodp.digits import rounded_down, rounded_up, several
 from silodp.errors import ConfigError
 
 Finding = tuple[bool, str]
@@ -43,7 +43,7 @@ def _site(folder: Path) -> list[Finding]:
     policy = read_policy(folder)
     return [
         (not policy.limits.outside, "no code from outside the library is allowed"),
-        (bool(policy.peers), f"{len(policy.peers)} other sites are known by their keys"),
+        (bool(policy.peers), f"{several(len(policy.peers), 'other site')} known by key"),
         _records(folder),
     ]
 
@@ -75,6 +75,7 @@ def _units(folder: Path) -> list[Finding]:
     guard, containers, kit = _text(folder / GUARD_FILE), _text(folder / COMPOSE_FILE), folder / "kit"
     found = [
         (all(line in guard.splitlines() for line in NO_NETWORK), f"{GUARD_FILE}: the guard has no network"),
+        (_reaches(folder, guard), f"{GUARD_FILE}: the guard can write to all places that its operator has set"),
         ("network_mode: none" in containers, f"{COMPOSE_FILE}: the guard has no network"),
     ]
     if kit.is_dir():
@@ -83,6 +84,12 @@ def _units(folder: Path) -> list[Finding]:
         found.append((hidden, f"{RELAY_FILE}: the relay cannot read records and secrets"))
         found.append((hardened(kit), f"{kit}: allows the relay and nothing else"))
     return found
+
+
+def _reaches(folder: Path, unit: str) -> bool:
+    line = next((line for line in unit.splitlines() if line.startswith("ReadWritePaths=")), "")
+    places = {place.removeprefix("-") for place in line.partition("=")[2].split()}
+    return {str(place) for place in (folder.resolve(), *elsewhere(folder))} <= places
 
 
 def _text(file: Path) -> str:

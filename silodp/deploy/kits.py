@@ -190,10 +190,15 @@ def join_site(folder: Path, kit: Path) -> Path:
     harden_site(kit)
     connect(kit, socket_of(folder, operators_file(folder)))
     place.symlink_to(kit.resolve())
-    write_whole(folder / units.RELAY_FILE, units.relay_unit(folder, kit).encode())
     data = [] if shuffles else [folder / file for file in read_policy(folder).data.files]
     command = units.SHUFFLER_COMMAND if shuffles else units.SILO
-    write_whole(folder / units.COMPOSE_FILE, units.compose(folder, command, data, kit).encode())
+    written = {
+        units.GUARD_FILE: units.guard_unit(folder, command),  # once more: the operator has set counter and socket since
+        units.RELAY_FILE: units.relay_unit(folder, kit),
+        units.COMPOSE_FILE: units.compose(folder, command, data, kit),
+    }
+    for name, text in written.items():
+        write_whole(folder / name, text.encode(), 0o600)
     return place
 
 
@@ -258,7 +263,7 @@ def submit(admin: Path, run: Path, sites: Sequence[str], patience: float, say: C
     fruitless, again = 0, ""
     while fruitless < ATTEMPTS:
         before = progress(run)
-        one_job(admin, run, sites, patience, lambda text, again=again: say(text + again))
+        one_job(admin, run, sites, patience, say, again)
         if (run / CERTIFICATES).is_file():
             return
         fruitless, again = 0 if progress(run) != before else fruitless + 1, " again"
@@ -272,7 +277,9 @@ def progress(run: Path) -> int:
     return file.stat().st_mtime_ns if file.is_file() else 0
 
 
-def one_job(admin: Path, run: Path, sites: Sequence[str], patience: float, say: Callable[[str], None]) -> None:
+def one_job(
+    admin: Path, run: Path, sites: Sequence[str], patience: float, say: Callable[[str], None], again: str
+) -> None:
     """From one submission to its end, whatever end that is. A server of the engine that dies is one, too."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session  # pyright: ignore[reportMissingImports]
 
@@ -284,26 +291,40 @@ def one_job(admin: Path, run: Path, sites: Sequence[str], patience: float, say: 
         with tempfile.TemporaryDirectory() as folder:  # submitting signs the job in its place
             make_job(Path(folder) / run.name, run, sites, patience)
             name = session.submit_job(str(Path(folder) / run.name))
-        say("run submitted")
-        await_job(session, name, run)
+        say(f"run submitted{again}")
+        await_job(session, name, run, say)
     except Exception as error:  # of many classes of the engine's own
-        say(f"the engine's server went away ({type(error).__name__}); run to be submitted")
+        say(f"the engine's server went away ({type(error).__name__}); run to be submitted{again}")
     finally:
         session.close()
 
 
-def await_job(session: Any, name: str, run: Path) -> None:
+def await_job(session: Any, name: str, run: Path, say: Callable[[str], None]) -> None:
     """Until the engine says that the job is over. A server that was killed says for ever that its job is running, so it
     is over too when nobody has worked on the run for long."""
     worked = looked = time.monotonic()
+    reached = ""
     while not str(session.get_job_meta(name).get("status")).startswith("FINISHED"):
         time.sleep(0.3)
         now = time.monotonic()
         if now - looked > LOOK:
             looked, worked = now, worked if is_free(run) else now
+            if (now_at := reached_round(run)) != reached:
+                reached = now_at
+                say(reached)
         if now - worked > UNATTENDED:
             session.abort_job(name)
             return
+
+
+def reached_round(run: Path) -> str:
+    from silodp.deploy.status import STATUS
+
+    try:
+        told = json.loads((run / STATUS).read_text(encoding="utf-8"))
+        return f"round {told['round']} of {told['rounds']}"
+    except (OSError, ValueError, LookupError):  # none yet
+        return ""
 
 
 def retried(open_session: Callable[[], Any], until: float) -> Any:

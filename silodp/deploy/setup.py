@@ -17,9 +17,9 @@ from silodp.parse import toml_literal
 PEERS, SHUFFLERS = "peers", "shufflers"  # tables of guard.toml
 POLICY = """# What this site allows. The guard reads it when it starts; nothing in it ever comes from the network.
 site = {site}
-# relay_uid = 1001      the user number of the relay, if it is not the guard's own user
-# socket = "/run/silodp/guard.sock"   where the guard listens, if the relay is another user; a folder of its own
-# counter = "/other/disk/counter"   the ledger's second file, best on another disk
+# relay_uid = 1001      # the user number of the relay, if it is not the guard's own user
+# socket = "/run/silodp/guard.sock"   # where the guard listens, if the relay is another user; a folder of its own
+# counter = "/other/disk/counter"   # the ledger's second file, best on another disk
 
 [data]
 files = {files}
@@ -31,7 +31,7 @@ epsilon = {epsilon}           # of one run, for every record
 delta = {delta}
 total_epsilon = {total}     # of all runs on these records together
 total_delta = {delta}
-# colluding = 1         so many other sites may work for the server (trust aggregated)
+# colluding = 1         # so many other sites may work for the server (trust aggregated)
 
 [shufflers]
 
@@ -39,9 +39,9 @@ total_delta = {delta}
 """
 SHUFFLER_POLICY = """# What this shuffler allows. Its guard reads it when it starts; nothing comes from the network.
 site = {site}
-# relay_uid = 1001      the user number of the relay, if it is not the guard's own user
-# socket = "/run/silodp/guard.sock"   where the guard listens, if the relay is another user; a folder of its own
-# counter = "/other/disk/counter"   the ledger's second file, best on another disk
+# relay_uid = 1001      # the user number of the relay, if it is not the guard's own user
+# socket = "/run/silodp/guard.sock"   # where the guard listens, if the relay is another user; a folder of its own
+# counter = "/other/disk/counter"   # the ledger's second file, best on another disk
 
 [limits]
 silos = 100
@@ -86,8 +86,9 @@ def init_site(
 def made_folder(folder: Path, files: Mapping[str, str], guard: Sequence[str], data: Sequence[Path]) -> Key:
     """Files of an operator's folder, the unit of its guard, and its key."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    starting = {GUARD_FILE: guard_unit(folder, guard), COMPOSE_FILE: compose(folder, guard, data)}
-    for name, text in {**files, **starting}.items():
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for name, text in {GUARD_FILE: guard_unit(folder, guard), COMPOSE_FILE: compose(folder, guard, data)}.items():
         (folder / name).write_text(text, encoding="utf-8")
     return Key.create(folder / KEY)
 
@@ -155,4 +156,4 @@ def note_key(file: Path, table: str, site: str, key: str) -> None:
     if heading not in text:
         text += f"\n{heading}"
     before, _, after = text.partition(heading)
-    write_whole(file, f'{before}{heading}"{site}" = "{key}"\n{after}'.encode())
+    write_whole(file, f'{before}{heading}"{site}" = "{key}"\n{after}'.encode(), 0o600)

@@ -30,7 +30,7 @@ NoNewPrivileges=yes
 ProtectSystem=strict
 ProtectHome=read-only
 PrivateTmp=yes
-ReadWritePaths={folder}
+ReadWritePaths={places}
 UMask=0077
 Restart=on-failure
 
@@ -82,8 +82,16 @@ def program() -> Path:
 
 
 def guard_unit(folder: Path, command: Sequence[str]) -> str:
+    places = " ".join(["", *map(str, elsewhere(folder))]).replace(" ", " -")  # "-": it may not be there yet
     told = {"silodp": program(), "command": " ".join(command), "no_network": "\n".join(NO_NETWORK)}
-    return GUARD_UNIT.format(folder=folder.resolve(), **told)
+    return GUARD_UNIT.format(folder=folder.resolve(), places=f"{folder.resolve()}{places}", **told)
+
+
+def elsewhere(folder: Path) -> list[Path]:
+    """Folders outside its own that a guard writes to, where its operator has put the socket or the counter."""
+    policy, place = operators_file(folder), folder.resolve()
+    parents = {(place / file).resolve().parent for file in (policy.socket, policy.counter)}
+    return sorted(each for each in parents if not each.is_relative_to(place))
 
 
 def relay_unit(folder: Path, kit: Path) -> str:
@@ -102,7 +110,8 @@ def secrets_of(folder: Path) -> list[Path]:
 def compose(folder: Path, command: Sequence[str], data: Sequence[Path] = (), kit: Path | None = None) -> str:
     """With the relay once there is a kit."""
     place = folder.resolve()
-    volumes = [f'"{place}:{place}"', *(f'"{file.resolve()}:{file.resolve()}:ro"' for file in data)]
+    volumes = [f'"{each}:{each}"' for each in (place, *elsewhere(folder))]
+    volumes += [f'"{file.resolve()}:{file.resolve()}:ro"' for file in data]
     text = COMPOSE.format(folder=place, command=" ".join(command), uid=os.getuid(), volumes=", ".join(volumes))
     return text if kit is None else text + relay_service(folder, kit)
 
