@@ -29,7 +29,7 @@ mutants: $(READY)
 	$(BIN)/python -m tests.mutants $(NAMES)
 
 # Faults on purpose: guards, shufflers and servers are killed, disks fail, messages are lost (also part of test-all, a few
-# of test). It may be stopped at any time; the same command goes on. python -m tests.faults.engine: of NVFlare's processes.
+# of test). It may be stopped at any time; the same command goes on. tests.faults.engine, tests.faults.pipes: more of it.
 faults: $(READY)
 	$(BIN)/python -m tests.faults $(COUNT)
 

@@ -19,6 +19,8 @@ import pytest
 from silodp.data import load_data
 from silodp.deploy.wire import encode
 from tests.faults.network import BROKEN, KINDS, Network, faults, inject
+from tests.faults.pipes import KINDS as PIPED
+from tests.faults.pipes import Pipes
 from tests.fuzz import fuzz
 from tests.guards import X0
 
@@ -48,6 +50,15 @@ def test_a_run_over_the_engine_survives_its_processes(tmp_path):
 
     counts = Counter[str]()
     Engine(tmp_path, 1, counts).run(12)
+    assert faults(counts) >= 1
+    check_none(counts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PIPED)
+def test_a_message_run_survives_its_processes(tmp_path, kind):
+    counts = Counter[str]()
+    Pipes(tmp_path, kind, 1, counts).run(3)
     assert faults(counts) >= 1
     check_none(counts)
 

@@ -85,8 +85,9 @@ def test_a_crowd_gets_no_more_threads_than_there_are_places(tmp_path):
 @contextmanager
 def connected(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(20)
+        link.setblocking(True)  # a full queue is waited for
         link.connect(str(path))
+        link.settimeout(20)
         yield link
 
 

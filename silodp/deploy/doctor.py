@@ -19,7 +19,7 @@ Finding = tuple[bool, str]
 def checkup(folder: Path) -> list[Finding]:
     """Of a site, or of a shuffler."""
     operators_file(folder)
-    found = [_rights(folder)]
+    found = [_rights(folder), _owners(folder)]
     found += [_secret(folder / name) for name in (KEY, "box") if (folder / name).exists()]
     if not is_shuffler(folder):
         found += _site(folder)
@@ -32,6 +32,14 @@ def checkup(folder: Path) -> list[Finding]:
 def _rights(folder: Path) -> Finding:
     mode = stat.S_IMODE(folder.stat().st_mode)
     return mode & 0o007 == 0, f"{folder}: rights {mode:o}; nobody else may look into it"
+
+
+def _owners(folder: Path) -> Finding:
+    """A command that was run as another user leaves files that the guard cannot write."""
+    owner = folder.stat().st_uid
+    others = [file for file in folder.iterdir() if file.lstat().st_uid != owner]
+    told = f": not {', '.join(sorted(file.name for file in others))}; chown them" if others else ""
+    return not others, f"{folder}: its files belong to its owner{told}"
 
 
 def _secret(file: Path) -> Finding:
