@@ -287,10 +287,12 @@ def test_numbers_become_broken_lines_where_that_pays_and_nothing_else_is_asked_f
     )
     broken = fit(3.0)
     assert broken.score(table) > 0.9 and len(broken.encoded_feature_names_) == 8
+    assert "a broken line of 7 knots" in broken.report_
     again = silodp.load(broken.save(tmp_path / "model"))
     assert (again.predict(table) == broken.predict(table)).all()
     assert fit(3.0, model="linear").score(table) < 0.1  # who names a model gets that model
-    assert fit(0.01).encoded_feature_names_ == ("x",)  # too little is told for more
+    plain = fit(0.01)
+    assert plain.encoded_feature_names_ == ("x",) and "broken" not in plain.report_  # too little is told for more
     schema["columns"]["x"] = number | {"pieces": 0}
     assert fit(3.0).encoded_feature_names_ == ("x",)
 
