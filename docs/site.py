@@ -112,6 +112,8 @@ def type_words(annotation: Any) -> str:
         return " or ".join(map(str, inside))
     if origin is list:
         return "list of " + re.sub(r"(number|table)\b", r"\1s", type_words(inside[0]))
+    if origin is tuple:
+        return f"[{', '.join(type_words(each) for each in inside)}]"
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(type_words(each) for each in inside if each is not type(None)))
     return PLAIN[origin or annotation]

@@ -291,7 +291,9 @@ class AlgorithmConfig(OpenSection):
         default=False,
         description="let the paper's theorem choose what is left out, from smoothness, gradient_bound, diameter, ...",
     )
-    participation: int | None = Field(default=None, ge=1, description="M: silos in a round; all when left out")
+    participation: PositiveInt | tuple[PositiveInt, PositiveInt] | None = Field(
+        default=None, description="M: silos in a round; all when left out; [low, high]: a random number of them"
+    )
     schedule: Literal["random", "fixed"] = Field(
         default="random",
         description="fixed: drawn from the public seed beforehand, and only that is charged",
@@ -350,6 +352,8 @@ class AlgorithmConfig(OpenSection):
         for option in ("shifted", "shift_rate", "shift_decay"):
             if getattr(self, option) is not None and self.compressor is None:
                 raise ValueError(f"{option} has no effect without a compressor; give one, or leave {option} out")
+        if isinstance(self.participation, tuple) and self.participation[0] >= self.participation[1]:
+            raise ValueError(f"participation = {list(self.participation)}: give a smaller and a larger number, or one")
         if self.schedule == "fixed" and self.participation is None:
             raise ValueError("schedule = 'fixed' has no effect when all silos take part; give participation")
         return self

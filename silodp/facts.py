@@ -18,6 +18,7 @@ from silodp.records import Description, Kind
 from silodp.sampling import MOVES, SQUARES_MOVE, BatchRule
 
 Silos = tuple[int, ...]
+Participation = int | tuple[int, int] | None  # silos in a round, or the fewest and the most of them; None: all
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Facts:
     parameters: int | None = None  # d; None where no model is known yet
     weights: tuple[float, ...] = ()  # each silo's part of the objective
     rounds: int = 0  # that take place
-    participation: int | None = None  # silos in a round; None: all
+    participation: Participation = None
     seed: int = 0  # public: who takes part in which round
     scheduled: bool = False  # who takes part is fixed beforehand, and only that is charged
     same_silos: int = 1  # rounds through which the same silos take part
@@ -52,6 +53,8 @@ class Facts:
     def __post_init__(self) -> None:
         for field in ("sizes", "names", "weights", "held_out"):  # JSON brings lists
             object.__setattr__(self, field, tuple(getattr(self, field)))
+        if isinstance(self.participation, list):
+            object.__setattr__(self, "participation", tuple(self.participation))
         if len(self.names) != self.silos:
             raise ValueError(f"facts: {self.silos} sizes and {len(self.names)} names; give one of each for every silo")
         if self.record is not None:
@@ -94,8 +97,8 @@ class Facts:
 
     @property
     def answering(self) -> int:
-        """Silos that answer in a round."""
-        return self.participation or self.silos
+        """Silos that answer in a round, at least."""
+        return limits(self.participation, self.silos)[0]
 
     @property
     def everyone(self) -> bool:
@@ -103,9 +106,10 @@ class Facts:
 
     def present(self, round: int) -> list[int]:
         """The silos of a round, by the public seed."""
-        return np.asarray(self._present(jax.random.key(self.seed), round)).tolist()
+        present, count = self._present(jax.random.key(self.seed), round)
+        return np.asarray(present)[: int(count)].tolist()
 
-    def _present(self, key: Key[Array, ""], round: Any) -> Int[Array, " m"]:
+    def _present(self, key: Key[Array, ""], round: Any) -> tuple[Int[Array, " m"], int | Int[Array, ""]]:
         return silos_of_round(key, round, self.silos, self.participation, self.same_silos)
 
     def rounds_of(self, silo: int) -> Sequence[int]:
@@ -115,7 +119,7 @@ class Facts:
     @cached_property
     def _attendance(self) -> tuple[tuple[int, ...], ...]:
         key = jax.random.key(self.seed)
-        present = np.asarray(jax.vmap(lambda r: self._present(key, r))(jnp.arange(self.rounds)))
+        present = np.asarray(jax.vmap(lambda r: self._present(key, r)[0])(jnp.arange(self.rounds)))
         return tuple(tuple(np.flatnonzero(np.any(present == i, axis=1)).tolist()) for i in range(self.silos))
 
     @property
@@ -132,16 +136,29 @@ class Facts:
         return sum(sorted(n for i, n in enumerate(each) if i != silo)[: self.answering - 1])
 
 
-def silos_of_round(key: Key[Array, ""], round: Any, silos: int, count: int | None, same: int = 1) -> Int[Array, " m"]:
-    """The silos of a round: a uniform subset drawn by the server's public coins, in increasing order.
+def limits(count: Participation, silos: int) -> tuple[int, int]:
+    """The fewest and the most silos of a round."""
+    return count if isinstance(count, tuple) else (count or silos, count or silos)
+
+
+def silos_of_round(
+    key: Key[Array, ""], round: Any, silos: int, count: Participation, same: int = 1
+) -> tuple[Int[Array, " m"], int | Int[Array, ""]]:
+    """The silos of a round and how many they are: a uniform subset drawn by the server's public coins, in increasing
+    order. A random number of them is uniform between its limits; up to the larger one the first silo is repeated.
 
     same: rounds through which they stay.
     """
-    if count is None or count == silos:
-        return jnp.arange(silos)
+    fewest, most = limits(count, silos)
+    if fewest == silos:
+        return jnp.arange(silos), silos
     server = SeededRandomness(party_key(key, round - round % same, SERVER))
-    tickets = server.uniform("participation", (silos,))
-    return jnp.sort(jax.lax.top_k(tickets, count)[1])
+    drawn = jax.lax.top_k(server.uniform("participation", (silos,)), most)[1]
+    if fewest == most:
+        return jnp.sort(drawn), most
+    many = jnp.minimum(fewest + (server.uniform("how many", ()) * (most - fewest + 1)).astype(jnp.int32), most)
+    present = jnp.sort(jnp.where(jnp.arange(most) < many, drawn, silos))
+    return jnp.where(present < silos, present, present[0]), many
 
 
 def turns(rounds: Sequence[int], period: int, first: int = 0) -> int:

@@ -109,6 +109,19 @@ def test_absent_silos_are_not_charged(name, trust):
     )
 
 
+def test_a_random_number_of_silos_answers_and_pays():
+    """Whoever is not among them is neither charged nor heard, though the program makes room for the most."""
+    prepared, carry = ran(case("soteria-svrg", "untrusted", participation=(1, 3)))
+    settle(prepared.plan, carry.ends.accounts)
+    rounds = [prepared.plan.facts.present(r) for r in range(ROUNDS)]
+    assert len({len(present) for present in rounds}) > 1
+    attended = [sum(i in present for present in rounds) for i in range(3)]
+    np.testing.assert_array_equal(np.asarray(carry.ends.accounts.tallies["value"].count), attended)
+    _, alone = ran(case("soteria-svrg", "untrusted", participation=1))
+    each = float(alone.ends.bits[0]) / ROUNDS
+    assert float(carry.ends.bits[0]) == pytest.approx(each * sum(attended))
+
+
 @pytest.mark.parametrize("name", ["mu2", "diff2-bvr-l-sgd", "ce-psgm"])
 def test_methods_that_need_every_silo_say_so(name):
     with pytest.raises(ConfigError, match=f"participation = 2: {name} needs all 3 silos in every round"):

@@ -143,6 +143,7 @@ def test_message_mode_is_the_simulation(name, trust, participation, silo_process
     [
         ("sdp-prox-svrg", "shuffled", {"batch_share": 0.4}),
         ("soteria-gd", "untrusted", {"shift_rate": 0.3, "shift_decay": "linear"}),
+        ("soteria-svrg", "untrusted", {"participation": (1, 3)}),
     ],
 )
 def test_options_beyond_the_examples_are_the_simulation_too(name, trust, options, silo_processes):

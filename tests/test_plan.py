@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +17,7 @@ from silodp.algorithms.gradient import GradientDescent
 from silodp.channels import Channel, Compressed, Shuffled, Summed, Trusted, Untrusted
 from silodp.compressors import RandK
 from silodp.config import Config, PrivacyConfig
+from silodp.errors import ConfigError
 from silodp.facts import Facts, Stream, turns
 from silodp.parse import parse_config
 from silodp.plan.calibrate import Part, noise_of
@@ -144,6 +146,32 @@ def test_who_is_present_is_a_public_draw():
     assert rounds[:3] == [some_of(scheduled=False).present(r) for r in range(3)]
     for silo in range(4):
         assert list(facts.rounds_of(silo)) == [r for r in range(20) if silo in rounds[r]]
+
+
+def test_how_many_are_present_may_be_a_public_draw_too():
+    """Lowy et al., Assumption 6; a plan counts on the fewest."""
+    facts = replace(some_of(scheduled=True), participation=(1, 3), rounds=60)
+    rounds = [facts.present(r) for r in range(60)]
+    assert all(present == sorted(set(present)) for present in rounds)
+    counts = [len(present) for present in rounds]
+    assert min(counts.count(m) for m in (1, 2, 3)) >= 10 and sum(counts.count(m) for m in (1, 2, 3)) == 60
+    for silo in range(4):
+        assert list(facts.rounds_of(silo)) == [r for r in range(60) if silo in rounds[r]]
+    assert facts.fewest(facts.sizes) == 10 and not facts.everyone
+    assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+@pytest.mark.parametrize(
+    ("trust", "participation", "words"),
+    [
+        ("trusted", (1, 3), "a random number of silos goes with trust 'untrusted'"),
+        ("untrusted", (1, 4), "exceeds the 3 silos"),
+        ("untrusted", (3, 2), "give a smaller and a larger number, or one"),
+    ],
+)
+def test_a_random_number_of_silos_that_cannot_be_is_refused(trust, participation, words):
+    with pytest.raises(ConfigError, match=words):
+        planned("dp-gd", trust, participation=participation)
 
 
 def test_without_a_schedule_a_silo_may_be_asked_in_every_round():

@@ -92,9 +92,11 @@ def agrees(found: Any, twin: np.ndarray) -> None:
     np.testing.assert_allclose(np.asarray(found), twin, rtol=2e-5, atol=2e-6)
 
 
-def test_spider_with_a_prox_and_absent_silos():
+@pytest.mark.parametrize("silos", [2, (1, 3)])
+def test_spider_with_a_prox_and_absent_silos(silos):
+    """M of them, or a random number."""
     prepared, carry = ran(
-        "spider", 7, restart=3, clip_difference=DIFFERENCE, participation=2, prox={"kind": "l1", "strength": 0.02}
+        "spider", 7, restart=3, clip_difference=DIFFERENCE, participation=silos, prox={"kind": "l1", "strength": 0.02}
     )
     x = y = v = np.zeros(6)
     points = []

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import gammaln, ndtr
 
 from silodp.algorithms.entry import Case
+from silodp.facts import limits
 from silodp.later import Later
 from silodp.privacy import gaussian
 from silodp.privacy.roots import root
@@ -74,7 +75,7 @@ def summed_noise(epsilon: float, delta: float) -> float:
 def amplified(case: Case, batch: int | None = None) -> float:
     """N n / (M K): what the SDP algorithms of 001 count on from silos and records that are drawn in secret. Who takes
     part is public here, and batches are not drawn with replacement: the certificate shows what is really left."""
-    present = case.options.participation or case.silos
+    present, _ = limits(case.options.participation, case.silos)
     return case.silos * case.records / (present * (batch or case.records))
 
 

@@ -17,7 +17,7 @@ from silodp.channels import Channel, Wishes
 from silodp.config import Config
 from silodp.core import Algorithm
 from silodp.errors import ConfigError
-from silodp.facts import Facts
+from silodp.facts import Facts, limits
 from silodp.models import Model, model_of
 from silodp.plan.calibrate import EVALUATION, TRAINING, Part
 from silodp.stages.held_out import held_out_size
@@ -28,7 +28,7 @@ def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
     """Entry, channel and algorithm, after everything that can be refused without data has been."""
     options, entry = config.algorithm, find(config.algorithm.name)
     check_wishes(config, entry)
-    if options.participation is not None and options.participation > facts.silos:
+    if limits(options.participation, facts.silos)[1] > facts.silos:
         raise ConfigError(f"algorithm.participation = {options.participation} exceeds the {facts.silos} silos")
     for name in config.privacy.silo_targets or ():
         if name not in facts.names:
@@ -40,6 +40,11 @@ def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
             "in every round; leave it out"
         )
     channel = channel_of(config, entry)
+    if isinstance(options.participation, tuple) and not channel.alone_is_private:
+        raise ConfigError(
+            f"algorithm.participation = {list(options.participation)}: a random number of silos goes with trust "
+            "'untrusted', where each silo's noise is its own; give one number"
+        )
     try:
         algorithm = entry.algorithm(options, channel, facts.silos, private=config.privacy.private)
         check_batches(algorithm, facts, options.rounds)

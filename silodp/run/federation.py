@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from silodp.channels import Channel
 from silodp.channels.channel import normalised
 from silodp.core import Algorithm, Silo, Site, ask, privatised
-from silodp.facts import silos_of_round
+from silodp.facts import Participation, limits, silos_of_round
 from silodp.objective import Objective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Account, Answer, Public, Vector
@@ -56,7 +56,7 @@ class SimulatedFederation:
         objective: Objective,
         channel: Channel,
         silos: Silos,
-        participation: int | None,
+        participation: Participation,
         key: Key[Array, ""],
         round: Int[Array, ""],
         ends: Ends,
@@ -67,14 +67,15 @@ class SimulatedFederation:
         )  # fmt: skip
         self.silos = len(silos)
         self.server = SeededRandomness(party_key(key, round, SERVER))
-        self.everyone = participation is None or participation == self.silos
-        self.present = silos_of_round(key, round, self.silos, participation, same_silos)
+        self.everyone = limits(participation, self.silos)[0] == self.silos
+        # A silo that is repeated (its answer is, to the bit, the same) counts once: it weighs nothing again.
+        self.present, self.answering = silos_of_round(key, round, self.silos, participation, same_silos)
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
         ends = self.ends
         present = self.present
         pick = (lambda tree: tree) if self.everyone else rows(present)
-        weights = pick(self.data.weights)
+        weights = self._once(pick(self.data.weights))
         given = (
             pick(self.data.records), pick(self.data.sizes), present,
             pick(ends.memory), pick(ends.accounts), pick(ends.silo_channel),
@@ -124,6 +125,12 @@ class SimulatedFederation:
     def coin(self, purpose: str) -> Float[Array, ""]:
         return self.server.uniform(f"coin/{purpose}", ())
 
+    def _once(self, each: Array) -> Array:
+        """Of every silo that answers, and nothing of those repeated."""
+        if isinstance(self.answering, int):
+            return each
+        return jnp.where(jnp.arange(len(each)) < self.answering, each, 0)
+
     @property
     def _at_once(self) -> int:
         """Silos whose messages are in memory at one time."""
@@ -144,7 +151,9 @@ class SimulatedFederation:
         return self.silo_kind(site, self.round, randomness, memory, account)
 
     def _bits(self, messages: PyTree, public: tuple[Array, ...], present: int) -> Float[Array, "2"]:
-        return jnp.stack([jnp.float32(self.channel.bits(messages)), jnp.float32(present * array_bits(public))])
+        up, down = jnp.float32(self.channel.bits(messages)), jnp.float32(present * array_bits(public))
+        both = jnp.stack([up, down])
+        return both if isinstance(self.answering, int) else both * self.answering / len(self.present)
 
 
 def in_parts(part: Callable[..., tuple[Any, Any]], size: int, given: tuple[PyTree, ...]) -> tuple[Any, Any]:

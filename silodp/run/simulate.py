@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
 from silodp.core import SETTINGS, Algorithm, Door, averaged
+from silodp.facts import Participation
 from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Account, Vector
@@ -40,7 +41,7 @@ class Problem(eqx.Module):
     rounds: int = eqx.field(static=True)
     every: int = eqx.field(static=True)
     streams: tuple[tuple[str, int], ...] = eqx.field(static=True)  # with the numbers in a release, 0: stays in the silo
-    participation: int | None = eqx.field(static=True, default=None)
+    participation: Participation = eqx.field(static=True, default=None)
     same_silos: int = eqx.field(static=True, default=1)  # rounds through which the same ones answer
     wanted: Wanted | None = eqx.field(static=True, default=None)  # columns beside the usual ones
     average: int | Averaging = eqx.field(static=True, default=1)  # last iterates whose mean is the result, or of all
