@@ -194,6 +194,9 @@ def run(
         Path | None, typer.Option(help="the key beside a plan with a shuffler, which opens its messages")
     ] = None,
     patience: Annotated[float, typer.Option(help="seconds that a site may take for an answer")] = 600.0,
+    start: Annotated[
+        Path | None, typer.Option(help="the folder of an earlier run: begin with the model that it had come to")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the run in --out; without it a folder with a run is refused")
     ] = False,
@@ -206,11 +209,15 @@ def run(
 
         if (out / "plan.json").exists() and not resume:
             raise ConfigError(f"--out {out}: holds a run; --resume goes on with it")
+        from silodp.deploy.checkpoints import model_of, put_first
         from silodp.deploy.kits import put_run, run_over
 
         document, say = load(file), lambda text: print(text, flush=True)
         signed = loaded(approvals)
+        model = None if start is None or resume else model_of(start, document)
         put_run(out, document, signed, key)
+        if model is not None:
+            put_first(out, model)
         if kit is not None:
             run_over(kit, document, out, patience, say)
         else:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from silodp.cli import app
 from silodp.deploy import approval, server, signing
 from silodp.deploy.certify import verified
+from silodp.deploy.checkpoints import CHECKPOINT
 from silodp.deploy.desk import question_of
 from silodp.deploy.document import Document
 from silodp.deploy.files import held
@@ -24,7 +25,7 @@ from silodp.deploy.office import open_ledger
 from silodp.deploy.pages import story_of_federation
 from silodp.deploy.policy import Denied, read_policy
 from silodp.deploy.recorded import Recorded
-from silodp.deploy.server import CERTIFICATES, CHECKPOINT, MODEL, drive
+from silodp.deploy.server import CERTIFICATES, MODEL, drive
 from silodp.deploy.signing import words
 from silodp.deploy.spending import over_runs, read, written
 from silodp.deploy.wire import Late, decode

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from silodp.deploy.certify import verified
+from silodp.deploy.checkpoints import model_of, put_first
 from silodp.deploy.coordinator import exchange
+from silodp.deploy.kits import put_run
 from silodp.deploy.server import CERTIFICATES, MODEL, drive
 from silodp.deploy.wire import decode, encode
-from silodp.errors import Refused
+from silodp.errors import ConfigError, Refused
 from tests.guards import Federation, config_of
 
 Header = dict[str, Any]
@@ -130,3 +133,34 @@ def test_silos_that_do_not_say_which_keys_they_took_are_noticed():
         with pytest.raises(Refused, match="different plans or keys"):
             exchange([Scripted(agreed), Scripted(other)], [{"key": "11"}, {"key": "22"}])
     exchange([Scripted(agreed), Scripted(agreed)], [{"key": "11"}, {"key": "22"}])
+
+
+def test_a_new_plan_begins_with_what_an_earlier_run_had_come_to(told, tmp_path):
+    """As when a site is gone for good. What has no model, or none of this size, is said before anything is written."""
+    sites, asked = told.sites, []
+    document = sites.document(config_of(algorithm=SHORT))
+    model = model_of(told.folder, document)
+    named = sorted(load_file(told.folder / MODEL).items())
+    np.testing.assert_array_equal(model, np.concatenate([array.ravel() for _, array in named]))
+    put_first(tmp_path, model)
+
+    def rpc(site: str, data: bytes) -> bytes:
+        header, arrays = decode(data)
+        if header["kind"] == "start":
+            asked.append(arrays["x0"])
+        return sites.rpc(site, data)
+
+    drive(document, sites.approve(document), rpc, tmp_path)
+    assert len(asked) == 2 and all(np.array_equal(x0, model) for x0 in asked)
+    with pytest.raises(ConfigError, match="no round of that run is over"):
+        model_of(tmp_path / "none", document)
+    with pytest.raises(ConfigError, match="whiten first, so it begins anew"):
+        model_of(told.folder, sites.document(config_of(algorithm=SHORT, whiten={"share": 0.2, "clip": 1.0})))
+
+
+def test_a_folder_holds_the_run_of_one_plan(told, tmp_path):
+    put_run(tmp_path, told.document, told.approvals)
+    put_run(tmp_path, told.document, told.approvals)  # resumed
+    other = told.sites.document(config_of(algorithm=SHORT))
+    with pytest.raises(ConfigError, match="the run of another plan"):
+        put_run(tmp_path, other, told.approvals)

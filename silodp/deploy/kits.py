@@ -244,9 +244,12 @@ def server_process(kit: Path) -> None:
 
 def put_run(run: Path, document: Document, approvals: Sequence[Any], key: Path | None = None) -> None:
     """What the coordinator reads; the same again when a run is resumed. `key`: what messages are sealed to."""
+    plan, text = run / "plan.json", canonical(document.tree)
+    if plan.is_file() and plan.read_bytes() != text:
+        raise ConfigError(f"{run}: holds the run of another plan")
     with private_files():
         run.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(run / "plan.json", canonical(document.tree))
+        write_whole(plan, text)
         write_whole(run / "approvals.json", json.dumps(list(approvals)).encode())
         if key is not None:
             write_whole(run / SERVER_KEY, key.read_bytes())

@@ -2,6 +2,7 @@
 
     DIR/plan.json, approvals/    the plan and the sites' approvals
     DIR/checkpoint.safetensors   the run between two rounds, with a checksum; DIR/coins.*: a round's own coins
+    DIR/start.safetensors        the model that this run begins with, where an earlier one has come to it
     DIR/status.json              for the status page; DIR/model.safetensors, certificates.json, report.html: the results
 
 It has no records. Nothing that was computed on records is in its files unless a plan has it as a charged stream.
@@ -21,15 +22,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save, save_file
+from safetensors.numpy import save
 
 from silodp.core import averaged
 from silodp.deploy.board import Board
 from silodp.deploy.certify import verified
+from silodp.deploy.checkpoints import CHECKPOINT, MODEL_AT, first_model, read_checkpoint, write_checkpoint
 from silodp.deploy.coordinator import MessageFederation, exchange
 from silodp.deploy.document import Document, check_approvals
-from silodp.deploy.files import checksum, held, replacing, write_whole
+from silodp.deploy.files import held, write_whole
 from silodp.deploy.pages import story_of_federation
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.remote import Echoes, Remote, RemoteShuffler, Rpc
@@ -44,13 +45,7 @@ from silodp.server import build_average
 from silodp.stages.figures import held_out_figures
 from silodp.stages.maps import Map, with_steps
 
-PLAN, CHECKPOINT, MODEL, CERTIFICATES, HELD_OUT = (
-    "plan.json",
-    "checkpoint.safetensors",
-    "model.safetensors",
-    "certificates.json",
-    "held_out.json",
-)
+PLAN, MODEL, CERTIFICATES, HELD_OUT = "plan.json", "model.safetensors", "certificates.json", "held_out.json"
 Say = Callable[[str], None]
 
 
@@ -104,6 +99,8 @@ class Driver:
         for link in self.parties:
             link.asked.clear()  # no checkpoint covers the stages: a server that starts again asks for them again
         x0, unravel = ravel_pytree(self.model.init(jax.random.key(self.plan.config.run.seed)))
+        earlier = first_model(self.folder)
+        x0 = x0 if earlier is None else jnp.asarray(earlier)
         algorithm = with_steps(self.maps, penalised(self.model, unravel, self.plan.training.algorithm))
         fed.start(x0)
         state = algorithm.init(x0)
@@ -155,37 +152,26 @@ class Driver:
 
     def _save(self, carry: Any, done: int) -> None:
         """On the disk, file and folder, before the next question."""
-        arrays = {str(i): np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(carry))}
         heads = {link.site: list(link.head) for link in self.parties}
         told = {"plan": self.document.fingerprint, "round": done, "echoes": self.echoes.to_json(), "heads": heads}
-        meta = {"told": json.dumps(told), "checksum": checksum(arrays, canonical(told))}
-        with replacing(self.folder / CHECKPOINT) as partial:
-            save_file(arrays, partial, meta)
+        place = len(jax.tree.leaves(carry[0]))  # of the output, after the algorithm's state
+        write_checkpoint(self.folder, jax.tree.leaves(carry), told | {MODEL_AT: place})
         for link in self.parties:
             link.covered()
 
     def _resumed(self, carry: Any) -> tuple[Any, int]:
-        file = self.folder / CHECKPOINT
-        if not file.is_file():
+        found = read_checkpoint(self.folder)
+        if found is None:
             return carry, 0
-        try:
-            with safe_open(file, "np") as kept:
-                meta = kept.metadata()
-                arrays = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 (no dict)
-            told = json.loads(meta["told"])
-            whole = checksum(arrays, canonical(told)) == meta["checksum"]
-        except (SafetensorError, ValueError, LookupError, TypeError):
-            whole, told, arrays = False, {}, {}
+        kept, told = found
         leaves, structure = jax.tree.flatten(carry)
-        if not whole or len(arrays) != len(leaves):
-            raise ConfigError(f"{file}: damaged; what it held was not what was written")
-        if told["plan"] != self.document.fingerprint:
-            raise ConfigError(f"{file}: of another plan")
+        if told.get("plan") != self.document.fingerprint or len(kept) != len(leaves):
+            raise ConfigError(f"{self.folder / CHECKPOINT}: of another plan")
         self.echoes.seen, self.echoes.last = told["echoes"]["seen"], told["echoes"]["last"]
         for link in self.parties:
             link.resumed(told["heads"][link.site])
         self.say(f"going on after round {told['round']}")
-        return jax.tree.unflatten(structure, [jnp.asarray(arrays[str(i)]) for i in range(len(leaves))]), told["round"]
+        return jax.tree.unflatten(structure, [jnp.asarray(each) for each in kept]), told["round"]
 
     def _certified(self) -> list[dict[str, Any]]:
         """The run is over: every guard closes it and signs what it was."""
