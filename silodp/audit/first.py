@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from silodp.audit import attack
-from silodp.audit.observe import Programs
+from silodp.audit.observe import Programs, Traces
 from silodp.audit.rows import CORRELATED, Further, Row, attained_row
 from silodp.data import FederatedData, Note, SiloData
 from silodp.parse import parse_config
@@ -86,7 +86,7 @@ def pairs(silo: int) -> np.ndarray:
 def moments_of(ground: Ground, stage: Plan, signs: Float[np.ndarray, "runs silos m"]) -> list[list[np.ndarray]]:
     """What is seen in runs with other signs and other noise: a moment of each silo, or one of all."""
     problem, setting = stage_problem(ground, stage, ground.records, jnp.zeros(ground.objective.parameters))
-    programs = Programs(dear=False)
+    programs = Programs(dear=False, traces=Traces())
     seen = []
     for run, own in enumerate(signs):
         records = jax.tree.map(jnp.asarray, canary_data(own).stack()[:2])

@@ -7,7 +7,8 @@ silo's memory and undoes what the silo did with them (local steps, control varia
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +20,8 @@ from jaxtyping import Array, Bool, Float, PyTree
 from silodp.audit.canaries import Canaries, canary_data
 from silodp.channels import Channel
 from silodp.core import Silo
+from silodp.doubles import Double
+from silodp.objective import ModelObjective
 from silodp.plan.certificate import settle
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Answer, Public, Release, Vector
@@ -104,14 +107,55 @@ class Watched:
         return self.channel.bits(messages[0])
 
 
+class Traces:
+    """What was traced of an objective in one audit: rows ask for the same sums, and a trace is found again.
+
+    Traces are inlined, so that programs are those of a run to the letter.
+    """
+
+    def __init__(self) -> None:
+        traced = partial(jax.jit, static_argnums=0, inline=True)
+        self.sum = traced(lambda objective, *given: objective.clipped_sum(*given))
+        self.rows = traced(lambda objective, *given: objective.per_record(*given))
+
+
+class TracedOnce(ModelObjective):
+    """An objective that is traced once for all rows of an audit."""
+
+    plain: ModelObjective = eqx.field(static=True, kw_only=True)
+    traces: Traces = eqx.field(static=True, kw_only=True)
+
+    @staticmethod
+    def of(plain: ModelObjective, traces: Traces) -> TracedOnce:
+        return TracedOnce(**{f.name: getattr(plain, f.name) for f in fields(plain)}, plain=plain, traces=traces)
+
+    def clipped_sum(
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
+    ) -> Double:
+        if clip is None:
+            return self.plain.clipped_sum(points, coefficients, records, weights, clip)
+        return self.traces.sum(self.plain, list(points), in_arrays(coefficients), records, weights, jnp.float32(clip))
+
+    def per_record(
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any
+    ) -> Float[Array, "n d"]:
+        if clip is None:
+            return self.plain.per_record(points, coefficients, records, clip)
+        return self.traces.rows(self.plain, list(points), in_arrays(coefficients), records, jnp.float32(clip))
+
+
+def in_arrays(coefficients: Sequence[Any]) -> list[Array]:
+    return [jnp.asarray(c, jnp.float32) for c in coefficients]
+
+
 class Programs:
     """Functions of one audit alone, for all its runs: a program never outlives the code it was compiled from.
 
-    dear: records are, so that programs are optimised.
+    dear: records are, so that programs are optimised. traces: shared with the audit's other programs.
     """
 
-    def __init__(self, dear: bool) -> None:
-        options = OPTIMISED if dear else QUICKLY_COMPILED
+    def __init__(self, dear: bool, traces: Traces) -> None:
+        self.traces, options = traces, OPTIMISED if dear else QUICKLY_COMPILED
         self.start = compiled(lambda *given: start(*given).ends, options)
         self.mean = compiled(lambda *given: ask_everyone(*given), options)
         self.local = compiled(lambda *given: ask_one(*given), options)
@@ -204,6 +248,8 @@ def clocks(public: tuple[Array, ...]) -> list[float]:
 
 def observe(prepared: Prepared, canaries: Canaries, programs: Programs) -> list[View]:
     """Whole runs, each with its own seed and signs, and what they showed of each silo."""
+    objective = TracedOnce.of(prepared.problem.objective, programs.traces)
+    prepared = replace(prepared, problem=replace(prepared.problem, objective=objective))
     runs = [observe_once(run_of(prepared, canaries, r), programs, prepared.setting.key) for r in range(canaries.runs)]
     return [joined(seen) for seen in zip(*runs, strict=True)]
 

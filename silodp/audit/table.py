@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from functools import lru_cache
+from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
@@ -21,7 +23,7 @@ from silodp.audit import attack, first, real, stages
 from silodp.audit.attack import Reading
 from silodp.audit.canaries import SIZES, STEADY, STEP_SIZE, TURNING, Canaries, canary_data, canary_model, make_canaries
 from silodp.audit.coins import given_coins, is_read_by_coins
-from silodp.audit.observe import Programs, View, observe
+from silodp.audit.observe import Programs, Traces, View, observe
 from silodp.audit.rows import BLIND, CORRELATED, EXCEEDED, OK, REPEATED, WEAK, Further, Row
 from silodp.audit.shuffled import BATCH, Attacks, Found, message_data, message_model
 from silodp.channels.channel import Form
@@ -84,12 +86,13 @@ def audit(
         supported = " or ".join(trusts_of(find(names[0])))
         raise ConfigError(f"privacy.trust = {', '.join(trusts or ())}: {names[0]} runs under {supported}")
     extra = [] if algorithms is not None else [i for i, row in enumerate(further_rows()) if wanted(row)]
-    with workers(processes) as pool:
-        found = pool.map(further_row, extra)  # first: some wait for processes
-        jobs = alike(cases)
-        told = pool.map(audit_several, [[cases[i] for i in job] for job in jobs], repeat(seed))
-        rows = dict(zip(chain.from_iterable(jobs), chain.from_iterable(told), strict=True))
-        return [*(rows[i] for i in range(len(cases))), *found]
+    jobs = alike(cases)
+    asked = [(further_row, (i,)) for i in extra]  # first: some wait for processes
+    name = secrets.token_hex()
+    asked += [(audit_several, ([cases[i] for i in job], seed, name)) for job in jobs]
+    found = shared_work(asked, processes)
+    rows = dict(zip(chain.from_iterable(jobs), chain.from_iterable(found[len(extra) :]), strict=True))
+    return [*(rows[i] for i in range(len(cases))), *found[: len(extra)]]
 
 
 def alike(cases: Sequence[Case]) -> list[list[int]]:
@@ -102,10 +105,24 @@ def alike(cases: Sequence[Case]) -> list[list[int]]:
     return sorted(jobs.values(), key=len, reverse=True)
 
 
-def workers(processes: int) -> Executor:
+def shared_work(asked: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], processes: int) -> list[Any]:
+    """Results in order: of threads, or of further processes beside this one, which has imported everything already."""
     if processes == 1:
-        return ThreadPoolExecutor(os.cpu_count())
-    return ProcessPoolExecutor(processes, get_context("spawn"))  # JAX does not survive a fork
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda job: job[0](*job[1]), asked))
+    left, found = iter(enumerate(asked)), {}  # one at a time takes from an iterator that is a list's
+
+    def work(run: Callable[..., Any]) -> None:
+        for place, (function, given) in left:
+            found[place] = run(function, *given)
+
+    others = processes - 1
+    with ProcessPoolExecutor(others, get_context("spawn")) as pool, ThreadPoolExecutor(others) as hands:
+        handed = [hands.submit(work, lambda *job: pool.submit(*job).result()) for _ in range(others)]
+        work(lambda function, *given: function(*given))
+        for each in handed:
+            each.result()
+    return [found[place] for place in range(len(asked))]
 
 
 def further_rows() -> list[Further]:
@@ -126,13 +143,19 @@ def further_row(place: int) -> Row:
 class Shared:
     """What several cases of one audit have in common. It is not kept any longer: the code may be another then."""
 
-    def __init__(self) -> None:
+    def __init__(self, traces: Traces) -> None:
         self.attacks = Attacks()
-        self.programs = {dear: Programs(dear) for dear in (False, True)}
+        self.programs = {dear: Programs(dear, traces) for dear in (False, True)}
 
 
-def audit_several(cases: Sequence[Case], seed: int) -> list[Row]:
-    shared = Shared()
+@lru_cache(maxsize=1)
+def traces_of(audit: str) -> Traces:
+    """Of one audit in this process, for all of its jobs."""
+    return Traces()
+
+
+def audit_several(cases: Sequence[Case], seed: int, audit: str) -> list[Row]:
+    shared = Shared(traces_of(audit))
     return [audit_one(case, seed, shared) for case in cases]
 
 
@@ -156,7 +179,7 @@ def refuse(name: str, entry: Entry, trusts: Sequence[str] | None) -> None:
 
 
 def audit_case(case: Case, seed: int = 0) -> Row:
-    return audit_one(case, seed, Shared())
+    return audit_one(case, seed, Shared(Traces()))
 
 
 def audit_one(case: Case, seed: int, shared: Shared) -> Row:
