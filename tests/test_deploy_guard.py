@@ -283,6 +283,8 @@ def test_a_changed_row_is_found(sites):
     sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)
     ledger = sites.guard("north").ledger
     assert ledger.verify() == []
+    ledger.db.execute("update run set reserved = '[]'")
+    assert ledger.verify() == [f"run {document.run}: what is reserved for it is not what was written"]
     ledger.db.execute("update chain set event = replace(event, 'begin', 'began') where seq = 2")
     assert any("not the one that was written" in line for line in ledger.verify())
     ledger.db.execute("delete from answer")

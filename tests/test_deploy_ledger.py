@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from silodp.deploy.blobs import LARGE
-from silodp.deploy.ledger import Ledger
+from silodp.deploy.ledger import Head, Ledger
 from silodp.deploy.remote import Echoes, Remote
 from silodp.deploy.wire import encode
 from silodp.errors import Refused
@@ -60,6 +60,17 @@ def test_large_values_are_in_files_that_go_when_no_row_names_them(ledger):
         assert file.stat().st_mode & 0o077 == 0
     ledger.finish(RUN)
     assert files(ledger) == set()
+
+
+def test_the_counter_never_goes_back(ledger):
+    """A program that was held up between its entry and the counter comes after another one's newer entries."""
+    for r in range(3):
+        answer(ledger, f"ask {r}/value", b"", {}, [])
+    last = ledger.head
+    ledger._note(Head(last.seq - 2, "of the one that was held up"))
+    assert ledger._noted() == last
+    ledger.finish(RUN)
+    assert ledger._noted() == ledger.head and not ledger.verify()
 
 
 def test_a_file_that_changed_is_noticed(ledger):

@@ -267,7 +267,7 @@ def test_the_noise_of_a_silo_is_what_the_plan_says():
 POISSON: dict[str, tuple[str, dict[str, Any], tuple[str, list[np.ndarray]]]] = {
     "untrusted": ("untrusted", {"name": "ldp-sgd"}, ("value", [X0])),
     "trusted": ("trusted", {"name": "mb-psgm", "clip_difference": 0.7, "momentum": 0.3}, ("value", [X0])),
-    "difference": ("untrusted", {"name": "prox-svrg", "restart": 2}, ("difference", [X0 + 1, X0])),
+    "difference": ("untrusted", {"name": "prox-svrg", "restart": 9}, ("difference", [X0 + 1, X0])),
     "svrg": (
         "untrusted",
         {"name": "ldp-svrg", "snapshot_probability": 0.5},

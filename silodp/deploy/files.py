@@ -32,6 +32,19 @@ def locked(handle: int) -> bool:
     return True
 
 
+@contextmanager
+def alone_with(handle: int) -> Iterator[None]:
+    """Other programs that want the same wait."""
+    if os.name == "nt":  # where no guard works, and nobody else wants it
+        yield
+        return
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
 def sync_folder(folder: Path) -> None:
     """A new file's name is on the disk as well."""
     if os.name == "nt":  # a folder cannot be opened there

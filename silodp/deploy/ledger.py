@@ -13,12 +13,13 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from silodp.deploy.blobs import Blobs
+from silodp.deploy.files import alone_with
 from silodp.deploy.signing import canonical
 from silodp.errors import ConfigError, Refused
 
@@ -38,6 +39,8 @@ LEDGER, COUNTER = "ledger.db", "counter"  # files of a run on one machine
 FIRST = hashlib.sha256(b"silodp ledger 1|").hexdigest()
 SLOT = 128  # bytes of one of two places in the counter's file: a torn write spoils one of them at most
 MOST_REFUSALS = 10_000  # that are kept: nobody fills a disk with them
+RESERVING = {"begin": "reserved", "close": "counted"}  # events that say what a run takes, and where in them
+Event = Mapping[str, Any]
 
 
 class Head(NamedTuple):
@@ -45,6 +48,13 @@ class Head(NamedTuple):
 
     seq: int
     hash: str
+
+
+def entry_of(slot: bytes) -> Head | None:
+    """What stands in one place of the counter's file; None: nothing that was written whole."""
+    parts = slot.decode("ascii", "replace").split()
+    whole = len(parts) == 3 and hashlib.sha256(" ".join(parts[:2]).encode()).hexdigest()[:16] == parts[2]
+    return Head(int(parts[0]), parts[1]) if whole else None
 
 
 class Answered(NamedTuple):
@@ -125,17 +135,19 @@ class Ledger:
         if self.noted != head.seq and head.seq:
             self._note(head)
 
-    def next_head(self, event: Mapping[str, Any]) -> Head:
+    def next_head(self, event: Event) -> Head:
         """What the chain's head will be with this event."""
         last = self.head
         linked = hashlib.sha256(last.hash.encode() + canonical([last.seq + 1, dict(event)])).hexdigest()
         return Head(last.seq + 1, linked)
 
     @contextmanager
-    def event(self, event: Mapping[str, Any]) -> Iterator[Head]:
-        """One transaction with its link; what is written inside is there with it, or not at all."""
+    def event(self, told: Event | Callable[[], Event]) -> Iterator[Head]:
+        """One transaction with its link; what is written inside is there with it, or not at all. What is to be told of
+        the ledger itself is a function: it is called when nobody else can write."""
         self.db.execute("begin immediate")
         try:
+            event = told() if callable(told) else told
             head = self.next_head(event)
             row = (head.seq, time.time(), canonical(dict(event)).decode(), head.hash)
             self.db.execute("insert into chain values(?, ?, ?, ?)", row)
@@ -161,10 +173,13 @@ class Ledger:
     def _note(self, head: Head) -> None:
         body = f"{head.seq} {head.hash}"
         line = f"{body} {hashlib.sha256(body.encode()).hexdigest()[:16]}".ljust(SLOT - 1).encode() + b"\n"
-        handle = os.open(self.counter, os.O_WRONLY | os.O_CREAT, 0o600)
+        handle, place = os.open(self.counter, os.O_RDWR | os.O_CREAT, 0o600), SLOT * (head.seq % 2)
         try:
-            os.pwrite(handle, line, SLOT * (head.seq % 2))
-            os.fsync(handle)
+            with alone_with(handle):  # the operator's commands write here too
+                known = entry_of(os.pread(handle, SLOT, place))
+                if known is None or known.seq < head.seq:  # it never goes back
+                    os.pwrite(handle, line, place)
+                os.fsync(handle)
         finally:
             os.close(handle)
         self.noted = head.seq
@@ -174,11 +189,8 @@ class Ledger:
             if self.head.seq:
                 raise ConfigError(f"{self.counter}: missing; nobody can tell whether the ledger was put back")
             return None
-        data, found = self.counter.read_bytes(), []
-        for line in (data[:SLOT], data[SLOT : 2 * SLOT]):
-            parts = line.decode("ascii", "replace").split()
-            if len(parts) == 3 and hashlib.sha256(" ".join(parts[:2]).encode()).hexdigest()[:16] == parts[2]:
-                found.append(Head(int(parts[0]), parts[1]))
+        data = self.counter.read_bytes()
+        found = [each for each in (entry_of(data[:SLOT]), entry_of(data[SLOT : 2 * SLOT])) if each is not None]
         if not found:
             raise ConfigError(f"{self.counter}: cannot be read; the ledger cannot tell whether it was put back")
         return max(found)
@@ -220,10 +232,14 @@ class Ledger:
 
     def finish(self, run: str) -> None:
         """No further answers; the reservation shrinks to what was counted."""
-        found = self.run(run)
-        if found is None or found.closed is not None:
-            raise ConfigError(f"run {run}: not open here")
-        with self.event({"kind": "close", "run": run, "counted": found.counted}):
+
+        def closing() -> Event:
+            found = self.run(run)
+            if found is None or found.closed is not None:
+                raise ConfigError(f"run {run}: not open here")
+            return {"kind": "close", "run": run, "counted": found.counted}
+
+        with self.event(closing):
             self.db.execute(
                 "update run set closed = ?, reserved = counted where run = ? and closed is null", (time.time(), run)
             )
@@ -303,7 +319,8 @@ class Ledger:
 
     def verify(self) -> list[str]:
         """What is wrong with the ledger, a line each."""
-        problems, asked, began, last = [], {}, set(), Head(0, FIRST)
+        problems, asked, last = [], {}, Head(0, FIRST)
+        reserved: dict[str, Any] = {}  # by run, as its last entry says
         for seq, event, head in self.db.execute("select seq, event, head from chain order by seq"):
             tree = json.loads(event)
             linked = hashlib.sha256(last.hash.encode() + canonical([last.seq + 1, tree])).hexdigest()
@@ -312,12 +329,14 @@ class Ledger:
             last = Head(seq, head)
             if tree["kind"] == "answer":
                 asked[tree["run"], tree["key"]] = tree["question"]
-            began |= {tree["run"]} if tree["kind"] == "begin" else set()
+            if tree["kind"] in RESERVING:
+                reserved[tree["run"]] = tree[RESERVING[tree["kind"]]]
         rows = self.db.execute("select run, key, question from answer")
         kept = {(run, key): question.hex() for run, key, question in rows}
         wrong = {each for each in kept.keys() | asked.keys() if kept.get(each) != asked.get(each)}
         problems += [f"run {run}, {key}: answer and entry do not belong together" for run, key in sorted(wrong)]
-        problems += [f"run {each.run}: it never began" for each in self.runs() if each.run not in began]
+        wrong = [each.run for each in self.runs() if reserved.get(each.run) != each.reserved]
+        problems += [f"run {run}: what is reserved for it is not what was written" for run in wrong]
         damaged = [name for (name,) in self.db.execute(NAMED) if not self.blobs.sound(name)]
         return problems + [f"{self.blobs.folder / name}: missing, or not what was written" for name in damaged]
 

@@ -18,6 +18,12 @@ DEPLOYED = [
         "tests/test_deploy_ledger.py::test_the_counter_knows_of_an_entry_before_its_answer_leaves",
     ),
     Mutant(
+        "counter-goes-back", "silodp/deploy/ledger.py",
+        "if known is None or known.seq < head.seq:", "if True:",
+        "the counter forgets an entry, and a ledger from the copy before it is not noticed",
+        "tests/test_deploy_ledger.py::test_the_counter_never_goes_back",
+    ),
+    Mutant(
         "shorter-ledger-believed", "silodp/deploy/vouch.py",
         "if now[site] <= entries.get(site, -1):", "if False:",
         "a site that was put back from a copy draws its noise again, and the others go on with it",
