@@ -225,7 +225,10 @@ def test_where_the_papers_conditions_hold_its_level_is_taken_unless_local_steps_
         ({"name": "mb-psgm-fg", "batch": 8, "weights": "equal"}, "uses all records"),
         ({"name": "mb-psgm-fg", "batch_first": 8}, "does not use it"),
         ({"local_steps": 2}, "does not use it"),
-        ({"batch": 8, "batch_first": 30, "weights": "equal", "sampling": "fixed"}, "exceeds the 25 records"),
+        (
+            {"batch": 8, "batch_first": 30, "weights": "equal", "sampling": "fixed"},
+            r"^algorithm.batch_first = 30 exceeds the 25 records",
+        ),
     ],
 )
 def test_refusals(data, options, words, tmp_path):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from silodp.algorithms import REGISTRY
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 ROWS = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| ") and "| verdict |" not in line]
@@ -29,6 +31,17 @@ def test_every_point_of_the_reading_has_its_row():
     numbers = [row[0].strip().partition(".")[0] for row in ROWS]
     assert numbers == [f"{paper}{i}" for paper, count in counts.items() for i in range(1, count + 1)]
     assert len(ROWS) == 151
+
+
+def test_the_page_says_of_which_iterate_each_theorem_speaks():
+    page = (ROOT / "docs" / "algorithms" / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ((?:one of|the last).*?) \| (.*) \|$", page, re.MULTILINE))
+    named = {
+        words: {name for name in REGISTRY if re.search(rf"(?<![\w-]){name}(?![\w-])", rows[words])} for words in rows
+    }
+    found = {words: {REGISTRY[name].output for name in names} for words, names in named.items()}
+    assert list(found.values()) == [{"before"}, {"after"}, {"local"}, {"last"}]
+    assert set().union(*named.values()) == set(REGISTRY)
 
 
 def exists(reference: str) -> bool:

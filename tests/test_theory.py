@@ -75,6 +75,16 @@ def test_mu2_takes_the_papers_step_and_bound(trust, silos):
     assert choices(loud, facts())["step_size"] == pytest.approx(1 / (4 * 0.8 * T))
 
 
+def test_mu2s_step_follows_from_given_multipliers():
+    """rho = sqrt(T)/s: a record of the first round is in all T releases."""
+    S, T, given = 1.5 + 2 * 0.8 * 3.0, 7, 40.0
+    options = asked("mu2", epsilon=None).algorithm.model_dump() | {"diameter": 3.0, "rounds": T, "batch": 1}
+    config = parse_config({"privacy": {"multipliers": {"value": given}}, "algorithm": options})
+    noisy = math.sqrt(T) / given * 3.0 * math.sqrt(M) / (2 * S * T * math.sqrt(D_MODEL))
+    assert choices(config, facts())["step_size"] == pytest.approx(noisy, rel=1e-9)
+    assert noisy < 1 / (4 * 0.8 * T)
+
+
 def test_heterogeneity_is_at_most_twice_the_smoothness():
     given: dict[str, Any] = {"epsilon": 1e3, "local_steps": 10, "rounds": 5, "batch_local": 1000}
     unknown, twice = (chosen("diff2-bvr-l-sgd", "trusted", **given, **more) for more in ({}, {"heterogeneity": 1.6}))

@@ -145,10 +145,14 @@ def values_told(sections: Sequence[Section]) -> str:
     alike = [row.beaten_alike for row in rows if row.beaten_alike is not None]
     told = [f"The paper has {len(rows)} values (those that two figures share are counted once)."]
     if authors:
-        near = sum(each == "within the seeds' spread" for each in authors)
+        near, better = (authors.count(each) for each in ("within the seeds' spread", "better"))
+        others = [f"{near} more lie within the spread of our seeds"] * bool(near) + [f"{better} bettered"] * bool(
+            better
+        )
         told.append(
-            f"Run the authors' way, which is not private, {authors.count('match')} of {len(authors)} are matched, "
-            f"{near} more are within the spread of our seeds and {authors.count('better')} are bettered."
+            f"Run the authors' way, which is not private, {authors.count('match')} of {len(authors)} are matched"
+            + "".join(f", {each}" for each in others)
+            + "."
         )
     good = sum(each in ("match", "better") for each in ours)
     told.append(f"Our private runs of the same lines match or better {good} of {len(ours)}.")

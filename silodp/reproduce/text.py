@@ -13,6 +13,11 @@ from silodp.reproduce.experiment import Column, Experiment
 from silodp.reproduce.report import Cell, Results, Row, false_claims, rows_of
 from silodp.reproduce.units import settings_in
 
+LEVEL = "level"
+HEADS = (
+    LEVEL, "line", "measure", "published", "authors' way (not private)", "paper's noise", "exact", "verdict",
+)  # fmt: skip
+
 
 def as_markdown(experiment: Experiment, results: Results) -> str:
     """One experiment's section."""
@@ -37,12 +42,12 @@ def missing_units(experiment: Experiment, results: Results) -> list[tuple[str, s
 
 
 def table(experiment: Experiment, rows: Sequence[Row]) -> str:
-    level = [] if experiment.levels is None else [experiment.levels.label]
-    authors = any("authors" in row.cells for row in rows)
-    heads = ["", *level, "line", "measure", "published", *(["authors' way (not private)"] if authors else [])]
-    heads += ["paper's noise", "exact", "verdict"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join(cells_of(row, with_level=bool(level), authors=authors)) + " |" for row in rows]
+    level = "" if experiment.levels is None else experiment.levels.label
+    every = [cells_of(row) for row in rows]
+    # The first column has no heading; a column that no row uses is left out.
+    heads = ["", *(head for head in HEADS if any(cells[head] for cells in every))]
+    lines = ["| " + " | ".join(level if head == LEVEL else head for head in heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(cells[head] for head in heads) + " |" for cells in every]
     matches = ", ".join(dict.fromkeys(f"{m.label} ± {m.tolerance:g}" for m in experiment.metrics))
     told = [f"Match: {matches}. {experiment.reported}".rstrip()] if experiment.published else []
     return "\n\n".join(["\n".join(lines), *told, best_of_all(rows)])
@@ -59,23 +64,21 @@ def best_of_all(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def cells_of(row: Row, *, with_level: bool, authors: bool) -> list[str]:
-    published = "" if row.published is None else f"{row.published:g}"
+def cells_of(row: Row) -> dict[str, str]:
+    """By the table's headings."""
     difference = "" if row.difference is None or not math.isfinite(row.difference) else f" ({row.difference:+.2g})"
-    level = [] if not with_level else ["" if row.level is None else f"{row.level:g}"]
     own = str(row.cells.get("authors", ""))
-    told = f"{own}: {row.reproduced}" if row.reproduced else own
-    return [
-        row.panel,
-        *level,
+    told = [
+        "" if row.level is None else f"{row.level:g}",
         row.line,
         row.metric.label,
-        published,
-        *([told] if authors else []),
+        "" if row.published is None else f"{row.published:g}",
+        f"{own}: {row.reproduced}" if row.reproduced else own,
         with_epsilon(row.cells.get("published")),
         "" if "exact" not in row.cells else str(row.cells["exact"]),
         row.verdict + difference,
     ]
+    return {"": row.panel} | dict(zip(HEADS, told, strict=True))
 
 
 def by_level(rows: Sequence[Row]) -> str:
@@ -169,8 +172,10 @@ def minutes(results: Iterable[dict[str, Any]]) -> str:
     """CPU time; runs from before it was counted have the clock's, with other runs beside them."""
     known = list(results)
     cpu, clock = (sum(result.get(key, 0.0) for result in known) / 60 for key in ("cpu_seconds", "seconds"))
-    told = [f"{cpu:.1f} CPU minutes"] if cpu or not clock else []
-    return " and ".join([*told, *([f"{clock:.1f} minutes by the clock"] if clock else [])])
+    counted, timed = f"{cpu:.1f} CPU minutes", f"{clock:.1f} minutes by the clock"
+    if cpu and clock:
+        return f"{counted} and, for runs whose CPU time was not counted, {timed}"
+    return timed if clock else counted
 
 
 def chosen_settings(experiment: Experiment, results: Results) -> str:
