@@ -110,7 +110,7 @@ def test_a_file_is_looked_for_beside_the_one_that_extends_it(written, monkeypatc
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('extends = "spider-fig88"\n', "mine.toml: extends = 'spider-fig88': unknown; known: diff2-fig1, "),
+        ('extends = "spider-fig88"\n', "mine.toml: extends = 'spider-fig88': unknown; known: diff2-few, "),
         ('extends = "none.toml"\n', "mine.toml: extends = 'none.toml': there is no file"),
         ('extends = "mine.toml"\n', "in a circle"),
         ("extends = 3\n", "extends = 3: must be the name"),
