@@ -29,7 +29,10 @@ if os.environ.get("SILODP_TESTS_TYPES") != "off":
     import tests.typed  # noqa: F401 (before silodp: it checks what is imported afterwards)
 from silodp.data import FederatedData, SiloData
 from silodp.parse import parse_config, to_toml
+from tests.lowering import share_contexts
 from tests.quick import is_slow, unfit
+
+share_contexts()
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 if SHARED.is_dir():
