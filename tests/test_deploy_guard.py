@@ -292,7 +292,8 @@ def test_a_changed_row_is_found(sites):
 
 
 def test_two_guards_do_not_work_in_one_folder(sites):
-    sites.guard("north")
+    assert sites.ask("north", {"kind": "hello"})[0] == {"kind": "hello"}  # as `silodp silo doctor` asks
+    assert sites.guard("north").ledger.refusals() == []
     with pytest.raises(ConfigError, match="another guard"):
         Guard(sites.folders["north"])
 

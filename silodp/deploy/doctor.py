@@ -7,7 +7,7 @@ from pathlib import Path
 
 from silodp.deploy.kits import hardened
 from silodp.deploy.ledger import Ledger
-from silodp.deploy.office import KEY, open_ledger
+from silodp.deploy.office import HELLO, KEY, open_ledger
 from silodp.deploy.policy import is_shuffler, operators_file, read_policy, socket_of
 from silodp.deploy.units import COMPOSE_FILE, GUARD_FILE, NO_NETWORK, RELAY_FILE, elsewhere, secrets_of
 from silodp.digits import rounded_down, rounded_up, several
@@ -111,8 +111,8 @@ def _answers(folder: Path) -> Finding:
     path = socket_of(folder, operators_file(folder))
     link = GuardSocket(path, 10.0)
     try:
-        header, _ = decode(link.ask(encode({"kind": "hello"}, {})))
-        return header.get("code") == "kind", "the guard answers on its socket"
+        header, _ = decode(link.ask(encode({"kind": HELLO}, {})))
+        return header.get("kind") == HELLO, "the guard answers on its socket"
     except (ConfigError, OSError, ValueError):
         kind = "shuffler" if is_shuffler(folder) else "silo"
         return False, f"no guard answers on {path}; silodp {kind} guard {folder} starts it"

@@ -19,7 +19,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 
 from silodp.deploy.listen import GuardSocket
-from silodp.deploy.wire import Late
+from silodp.deploy.wire import Late, plain
 
 TOPIC, BYTES = "silodp/1", "bytes"
 SITE_FILE = "silodp.json"  # in the kit's local folder: where the guard's socket is
@@ -79,7 +79,7 @@ class Coordinator(Controller):
             drive(document, approvals, lambda site, data: self._rpc(site, data, abort_signal, fl_ctx), self.folder, say)
         except Exception as error:
             self.log_exception(fl_ctx, "silodp")
-            (self.folder / "stopped.txt").write_text(f"{error}\n", encoding="utf-8")
+            (self.folder / "stopped.txt").write_text(f"{plain(error)}\n", encoding="utf-8")
             self.system_panic(f"silodp: {type(error).__name__}", fl_ctx)
 
     def _rpc(self, site: str, data: bytes, abort_signal: Any, fl_ctx: Any) -> bytes:
@@ -91,8 +91,9 @@ class Coordinator(Controller):
             engine, once = fl_ctx.get_engine(), min(ONCE, max(1.0, until - time.monotonic()))
             told = engine.send_aux_request(targets=[site], topic=TOPIC, request=request, timeout=once, fl_ctx=fl_ctx)
             reply = (told or {}).get(site)
-            if reply is not None and reply.get_return_code() == ReturnCode.OK:
-                return reply[BYTES]
+            answer = reply.get(BYTES) if reply is not None and reply.get_return_code() == ReturnCode.OK else None
+            if isinstance(answer, bytes | bytearray | memoryview):  # a site may send anything
+                return bytes(answer)
             if abort_signal.triggered or time.monotonic() > until:
                 raise Late(f"site {site}: no answer")
             time.sleep(pause)

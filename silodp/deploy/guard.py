@@ -21,7 +21,7 @@ from silodp.deploy.certify import certificate_of
 from silodp.deploy.desk import Desk
 from silodp.deploy.document import Document, versions
 from silodp.deploy.ledger import Ledger
-from silodp.deploy.office import KEY, Office
+from silodp.deploy.office import HELLO, KEY, Office
 from silodp.deploy.policy import Denied, check_document, read_policy
 from silodp.deploy.shuffling import Outbox
 from silodp.deploy.sites import own_facts, read_records
@@ -48,6 +48,8 @@ class Guard(Office):
     def _reply(self, data: bytes) -> bytes:
         header, arrays = self._message(data)
         kind = header.get("kind")
+        if kind == HELLO:
+            return encode({"kind": HELLO}, {})
         if kind == "plan":
             return self._plan(header)
         if kind == "certificate":

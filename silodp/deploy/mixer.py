@@ -21,7 +21,7 @@ import numpy as np
 from silodp.channels.sealed import Terms
 from silodp.deploy.certify import SHUFFLED
 from silodp.deploy.document import Document, versions
-from silodp.deploy.office import KEY, Office
+from silodp.deploy.office import HELLO, KEY, Office
 from silodp.deploy.policy import Denied, ShufflerPolicy, read_shuffler
 from silodp.deploy.shuffler import BOX, Batches
 from silodp.deploy.shuffling import agreed_terms, public_of, read_box, signed_shuffler, unpacked
@@ -69,6 +69,8 @@ class Mixer(Office):
     def _reply(self, data: bytes) -> bytes:
         header, arrays = self._message(data)
         kind = header.get("kind")
+        if kind == HELLO:
+            return encode({"kind": HELLO}, {})
         if kind == "plan":
             return self._plan(header)
         if kind == "shuffle":

@@ -24,6 +24,7 @@ from silodp.deploy.wire import decode, encode
 from silodp.errors import ConfigError, Refused, Undecided
 
 KEY = "key"  # the file of the private key
+HELLO = "hello"  # asks whether anybody is there, and is answered by the same
 
 
 def open_ledger(folder: Path) -> Ledger:

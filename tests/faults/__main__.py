@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 
@@ -20,17 +21,36 @@ ONE_BATCH = 40
 def main() -> None:
     compile_quickly()
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    counts = Counter(json.loads(KEPT.read_text()) if KEPT.is_file() else {})
+    counts = counted()
     while (done := faults(counts)) < wanted:
         began, kind = time.monotonic(), list(KINDS)[counts["runs"] % len(KINDS)]
         with tempfile.TemporaryDirectory() as folder:
             inject(Path(folder), min(ONE_BATCH, wanted - done), done, counts, kind)
-        KEPT.parent.mkdir(exist_ok=True)
-        KEPT.write_text(json.dumps(counts))
-        told = f"{faults(counts)} faults, {sum(counts[name] for name in BROKEN)} broken"
-        print(f"{told}; {kind}: {time.monotonic() - began:.0f} s", flush=True)
+        keep(counts, f"{faults(counts)} faults", f"{kind}: {time.monotonic() - began:.0f} s")
     print(table(counts))
     sys.exit(any(counts[name] for name in BROKEN) or counts["finished"] != counts["runs"])
+
+
+def counted() -> Counter[str]:
+    return Counter(json.loads(KEPT.read_text()) if KEPT.is_file() else {})
+
+
+def keep(counts: Counter[str], done: str, last: str) -> None:
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(json.dumps(counts))
+    print(f"{done}, {sum(counts[name] for name in BROKEN)} broken; {last}", flush=True)
+
+
+def add(kind: str, usual: int, run: Callable[[Path, Counter[str], int], str]) -> None:
+    """More faults, whose names begin with `kind`, to what was counted. `run`: one run with so many faults at most; it
+    says what it was."""
+    wanted, counts = int(sys.argv[1]) if len(sys.argv) > 1 else usual, counted()
+    done = lambda: sum(number for name, number in counts.items() if name.startswith(f"{kind}: "))
+    while done() < wanted and not counts["hung"]:
+        with tempfile.TemporaryDirectory() as folder:
+            what = run(Path(folder), counts, wanted - done())
+        keep(counts, f"{done()} faults of {kind}", what)
+    print(table(counts))
 
 
 def table(counts: Counter[str]) -> str:

@@ -11,8 +11,6 @@ import json
 import os
 import random
 import signal
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,8 +24,8 @@ from silodp.deploy.parade import HOST, Federation, Show, await_guards, free_port
 from silodp.deploy.policy import SOCKET
 from silodp.deploy.server import CERTIFICATES
 from silodp.errors import Refused
-from tests.faults.__main__ import KEPT, table
-from tests.faults.network import BROKEN, faults
+from tests.faults.__main__ import add
+from tests.faults.network import faults
 from tests.faults.parties import tallies
 from tests.guards import SCHEMA, SIZES, TREE, make_site
 
@@ -151,19 +149,10 @@ STRIKES: dict[str, Callable[[Engine, str], bool]] = {
 }
 
 
-def main() -> None:
-    """Adds to what `python -m tests.faults` has counted."""
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    counts = Counter(json.loads(KEPT.read_text()) if KEPT.is_file() else {})
-    of_engine = lambda: sum(number for name, number in counts.items() if name.startswith("engine: "))
-    while of_engine() < wanted and not counts["hung"]:
-        with tempfile.TemporaryDirectory() as folder:
-            Engine(Path(folder), faults(counts), counts).run(wanted - of_engine())
-        KEPT.parent.mkdir(exist_ok=True)
-        KEPT.write_text(json.dumps(counts))
-        print(f"{of_engine()} faults, {sum(counts[name] for name in BROKEN)} broken", flush=True)
-    print(table(counts))
+def one_run(folder: Path, counts: Counter[str], most: int) -> str:
+    Engine(folder, faults(counts), counts).run(most)
+    return f"{ROUNDS} rounds"
 
 
 if __name__ == "__main__":
-    main()
+    add("engine", 40, one_run)

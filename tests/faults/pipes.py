@@ -12,8 +12,6 @@ import os
 import random
 import signal
 import sqlite3
-import sys
-import tempfile
 import time
 from collections import Counter
 from contextlib import closing, suppress
@@ -23,8 +21,8 @@ from typing import Any
 from silodp.compiler import compile_quickly
 from silodp.run.runner import resume, train
 from tests.conftest import made_data
-from tests.faults.__main__ import KEPT, table
-from tests.faults.network import BROKEN, faults
+from tests.faults.__main__ import add
+from tests.faults.network import faults
 from tests.faults.parties import STARTING, Process, book_of, killed, quiet, started
 
 LONGEST = 1800.0  # seconds for one run; longer is hung
@@ -159,20 +157,11 @@ def named(command: str) -> str:
     return next((name for module, name in PARTIES.items() if module in command), "")
 
 
-def main() -> None:
-    """Adds to what `python -m tests.faults` has counted."""
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 24
-    counts = Counter(json.loads(KEPT.read_text()) if KEPT.is_file() else {})
-    of_pipes = lambda: sum(number for name, number in counts.items() if name.startswith("pipes: "))
-    while of_pipes() < wanted and not counts["hung"]:
-        kind = list(KINDS)[counts["runs"] % len(KINDS)]
-        with tempfile.TemporaryDirectory() as folder:
-            Pipes(Path(folder), kind, faults(counts), counts).run(min(ONE_RUN, wanted - of_pipes()))
-        KEPT.parent.mkdir(exist_ok=True)
-        KEPT.write_text(json.dumps(counts))
-        print(f"{of_pipes()} faults, {sum(counts[name] for name in BROKEN)} broken; {kind}", flush=True)
-    print(table(counts))
+def one_run(folder: Path, counts: Counter[str], most: int) -> str:
+    kind = list(KINDS)[counts["runs"] % len(KINDS)]
+    Pipes(folder, kind, faults(counts), counts).run(min(ONE_RUN, most))
+    return kind
 
 
 if __name__ == "__main__":
-    main()
+    add("pipes", 24, one_run)
