@@ -543,6 +543,12 @@ MUTANTS = [
         "tests/test_channels.py::test_the_far_tail_of_few_coins_is_not_forgotten",
     ),
     Mutant(
+        "far-tail-of-one-record", "silodp/privacy/accountant.py",
+        "delta -= _beyond(spent, records)", "delta -= _beyond(spent)",
+        "several records move coins further into their tail than one does",
+        "tests/test_shuffle_binomial.py::test_what_lies_beyond_is_added_to_delta",
+    ),
+    Mutant(
         "rounding-forgotten", "silodp/privacy/coins.py",
         "return levels + 2 * math.sqrt(dimension)", "return float(levels)",
         "random rounding moves the integer sum too",
