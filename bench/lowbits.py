@@ -37,7 +37,7 @@ def naive_noise() -> Iterator[None]:
 def told(noise: str, parameters: int, epsilon: float) -> None:
     _, scores = low_bits(LOW_ROUNDS, epsilon, parameters)
     right = np.where(scores == 0, 0.5, scores > 0)
-    error = max(float(right.std()), 0.5 / scores.size) / math.sqrt(scores.size)
+    error = math.sqrt(np.square(right - 0.5).mean() / scores.size)  # of somebody who guesses
     away = (right.mean() - 0.5) / error
     print(
         f"{noise:7} {parameters:6,} {epsilon:8g} {scores.size:8} {right.mean():8.3f} {error:8.3f} {away:10.1f}",
