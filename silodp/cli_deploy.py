@@ -17,6 +17,10 @@ from silodp.errors import ConfigError
 
 Site = Annotated[Path, typer.Option("--site", help="the folder of this site's guard", metavar="DIR")]
 PlanFile = Annotated[Path, typer.Argument(help="a plan that `silodp plan propose` wrote", metavar="PLAN.json")]
+Outside = Annotated[
+    list[str] | None,
+    typer.Option("--outside", help="a part that the plan may name; its code is run", metavar="MODULE:CLASS"),
+]
 
 ledger = typer.Typer(no_args_is_help=True, help="For a hospital: what has been spent on its records, and what is left.")
 federation = typer.Typer(no_args_is_help=True, help="A whole federation on this machine, to look at.")
@@ -72,12 +76,12 @@ def sealed_to(facts: Any, key: Path) -> dict[str, Any]:
 
 
 @plan.command()
-def show(file: PlanFile) -> None:
+def show(file: PlanFile, outside: Outside = None) -> None:
     """Print what a plan says, after recalculating it, and its fingerprint in words."""
     with told():
         from silodp.deploy import approval
 
-        print(approval.show(approval.load(file)))
+        print(approval.show(approval.load(file, outside or ())))
 
 
 def approve(
@@ -90,7 +94,7 @@ def approve(
     with told():
         from silodp.deploy import approval
 
-        document = approval.load(file)
+        document = approval.load(file, approval.outside_of(site))
         print(approval.screen(site, document))
         if not yes and not typer.confirm("\nApprove this plan for this site?"):
             print("not approved; nothing was written")
@@ -111,6 +115,7 @@ def revoke(
 def verify(
     certificates: Annotated[list[Path], typer.Argument(help="certificates of guards", metavar="CERTIFICATE.json...")],
     plan_file: Annotated[Path | None, typer.Option("--plan", help="the plan that they belong to")] = None,
+    outside: Outside = None,
 ) -> None:
     """Check certificates: signatures, and that what was counted gives the stated epsilon. No secret is needed."""
     with told():
@@ -120,7 +125,7 @@ def verify(
         if plan_file is not None:
             from silodp.deploy.approval import load
 
-            document = load(plan_file)
+            document = load(plan_file, outside or ())
         for line in verified(loaded(certificates), document):
             print(line)
         print("good" if document is not None else "good, for what they say; with --plan the keys are checked too")
@@ -200,6 +205,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the run in --out; without it a folder with a run is refused")
     ] = False,
+    outside: Outside = None,
 ) -> None:
     """Run a plan to its certificates. With --resume the same command goes on with a run that was stopped."""
     with told():
@@ -209,10 +215,12 @@ def run(
 
         if (out / "plan.json").exists() and not resume:
             raise ConfigError(f"--out {out}: holds a run; --resume goes on with it")
+        if kit is not None and outside:
+            raise ConfigError("--outside: over the network engine plans have the library's own parts only")
         from silodp.deploy.checkpoints import model_of, put_first
         from silodp.deploy.kits import put_run, run_over
 
-        document, say = load(file), lambda text: print(text, flush=True)
+        document, say = load(file, outside or ()), lambda text: print(text, flush=True)
         signed = loaded(approvals)
         model = None if start is None or resume else model_of(start, document)
         put_run(out, document, signed, key)

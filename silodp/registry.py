@@ -7,8 +7,9 @@ A config names an algorithm, a trust model, a compressor, a randomizer or a mode
 3. entry points of installed packages, in the groups silodp.algorithms, silodp.channels, ... (KINDS),
 4. `module:Class`, imported as `python -m` would find it.
 
-2 to 4 run code from outside, so whoever chooses the name chooses the code. In a process that answers others (a silo)
-`close` refuses them all, except what its own operator has listed. Nothing here imports JAX.
+2 to 4 run code from outside, so whoever chooses the name chooses the code. In a process that answers others (a silo),
+or that reads a plan which others have written, `close` refuses them all, except what its own operator has listed.
+Nothing here imports JAX.
 """
 
 from __future__ import annotations
@@ -126,6 +127,10 @@ def close(allowed: Iterable[str] = ()) -> None:
     """From now on nothing from outside is imported in this process, except names that its operator lists."""
     global _allowed
     _allowed = set(allowed)
+
+
+def is_closed() -> bool:
+    return _allowed is not None
 
 
 def algorithms() -> list[str]:

@@ -8,13 +8,17 @@ import json
 import os
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from silodp import registry
+from silodp.cli import app
 from silodp.deploy import signing
 from silodp.deploy.document import Document, approval, proposed, signed_facts
 from silodp.deploy.listen import GuardSocket, Listener
@@ -125,6 +129,32 @@ EDITS: dict[str, tuple[str, Callable[[Tree], Any]]] = {
 def test_a_changed_plan_is_refused(idle, attack):
     code, change = EDITS[attack]
     check(forced(idle, edited(idle, change)), code)
+
+
+def test_no_command_imports_what_a_plan_names(tmp_path, monkeypatch):
+    """Whoever looks at a stranger's plan is not its author; what an operator lists is imported."""
+    sites, plan, signed = Federation(tmp_path), tmp_path / "plan.json", tmp_path / "signed.json"
+    document = sites.document()
+    sites.open("north", document, sites.approve(document))
+    asked = {"kind": "certificate", "run": document.run, "model": "00"}
+    signed.write_text(json.dumps([sites.ask("north", asked)[0]["certificate"]]))
+    sites.close()
+    plan.write_text(json.dumps(edited(sites, put(*CONFIG, "model", "kind", "this:x"))))
+    commands = {
+        "show": ("plan", "show", plan),
+        "approve": ("approve", plan, "--site", sites.folders["north"], "--yes"),
+        "verify": ("verify", signed, "--plan", plan),
+        "server": ("server", "run", plan, signed, "--out", tmp_path / "run", "--guards", tmp_path),
+    }
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    for name, words in commands.items():
+        monkeypatch.setattr(registry, "_allowed", None)  # a command is a process
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code == 1 and done.output.startswith("refused: "), (name, done.output)
+        assert "this" not in sys.modules, name
+    monkeypatch.setattr(registry, "_allowed", None)
+    CliRunner().invoke(app, ["plan", "show", str(plan), "--outside", "this:x"])
+    assert "this" in sys.modules
 
 
 def check(told: dict[str, Any], code: str) -> None:

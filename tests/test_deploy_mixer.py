@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -260,6 +261,15 @@ def test_the_server_cannot_name_itself_as_the_shuffler(idle, tmp_path):
     ):
         with pytest.raises(Refused):
             Document(shuffled_tree(idle, {"facts": facts, "server_key": key}))
+
+
+def test_a_shuffler_imports_nothing_that_a_plan_names(idle, monkeypatch):
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    tree = shuffled_tree(idle, {"facts": idle.shuffler, "server_key": public_of(idle.box)})
+    tree["plan"]["config"].setdefault("model", {})["kind"] = "this:x"
+    with pytest.raises(Denied) as told:
+        approval.screen(idle.folders[MIXER], Document(tree))
+    assert told.value.code == "outside" and "this" not in sys.modules
 
 
 def test_a_plan_without_its_shuffler_or_with_one_too_many_is_refused(idle):

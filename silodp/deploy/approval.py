@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from silodp import registry
 from silodp.deploy.document import Document, approval
 from silodp.deploy.guard import check_plan, total_with
 from silodp.deploy.mixer import check_shuffled_plan
 from silodp.deploy.office import KEY, open_ledger
-from silodp.deploy.policy import is_shuffler, operators_file, read_policy
+from silodp.deploy.policy import Policy, is_shuffler, operators_file, read_policy
 from silodp.deploy.signing import Key, canonical, read_document, words
 from silodp.digits import rounded_down, rounded_up
 from silodp.errors import ConfigError
 from silodp.plan.certificate import collusion_lines, unit_of
 
 
-def load(path: Path) -> Document:
+def load(path: Path, outside: Iterable[str] = ()) -> Document:
+    """A plan that somebody else has written: from here on this process imports no code by name.
+
+    `outside`: MODULE:CLASS parts that whoever runs this process allows; the first list of a process stands.
+    """
+    if not registry.is_closed():
+        registry.close(outside)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give a plan that silodp plan propose wrote")
     return Document(read_document(path.read_bytes()))
+
+
+def outside_of(folder: Path) -> list[str]:
+    """The parts from outside that an operator's file allows; a shuffler's has none."""
+    policy = operators_file(folder)
+    return policy.limits.outside if isinstance(policy, Policy) else []
 
 
 def screen(folder: Path, document: Document) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from silodp import registry
 from silodp.cache import keep_programs
+from silodp.deploy.approval import outside_of
 from silodp.deploy.guard import Guard
 from silodp.deploy.listen import Listener
 from silodp.deploy.mixer import Mixer
@@ -23,7 +24,7 @@ def serve(folder: Path) -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
     os.umask(0o077)
     guard = Mixer(folder) if is_shuffler(folder) else Guard(folder)
-    outside = guard.policy.limits.outside if isinstance(guard, Guard) else []
+    outside = outside_of(folder)
     registry.close(outside)
     if not outside:  # what is the library's own takes records as arguments
         keep_programs()

@@ -22,7 +22,7 @@ from silodp.channels.sealed import Terms
 from silodp.deploy.certify import SHUFFLED
 from silodp.deploy.document import Document, versions
 from silodp.deploy.office import HELLO, KEY, Office
-from silodp.deploy.policy import Denied, ShufflerPolicy, read_shuffler
+from silodp.deploy.policy import Denied, ShufflerPolicy, check_outside, read_shuffler, told_config
 from silodp.deploy.shuffler import BOX, Batches
 from silodp.deploy.shuffling import agreed_terms, public_of, read_box, signed_shuffler, unpacked
 from silodp.deploy.signing import Key
@@ -46,6 +46,7 @@ def check_shuffled_plan(folder: Path, document: Document) -> dict[str, Terms]:
         raise Denied("silos")
     if document.tree["versions"] != versions():
         raise Denied("versions")
+    check_outside((), told_config(document.tree["plan"]))
     try:
         terms = agreed_terms(document.plan)
     except (Refused, ConfigError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -196,13 +197,18 @@ def told_config(tree: Any) -> Config:
         raise Denied("document") from None
 
 
+def check_outside(allowed: Collection[str], config: Config) -> None:
+    """Refuse a plan whose code somebody else chooses."""
+    if any(not registry.is_own(kind, name) and name not in allowed for kind, name in named_parts(config).items()):
+        raise Denied("outside")
+
+
 def check_config(limits: Limits, config: Config) -> None:
     options, privacy = config.algorithm, config.privacy
     clips = [getattr(options, name) for name in CLIPS] + ([] if config.whiten is None else [config.whiten.clip])
     named = named_parts(config)
-    foreign = [name for kind, name in named.items() if not registry.is_own(kind, name)]
+    check_outside(limits.outside, config)
     rules = {
-        "outside": not set(foreign) <= set(limits.outside),
         "trust": named["channel"] not in limits.trusts,
         "algorithm": bool(limits.algorithms) and named["algorithm"] not in limits.algorithms,
         "seeded": config.run.test_seed,
