@@ -99,7 +99,8 @@ def print_summary(summary: dict[str, Any], directory: Path) -> None:
     guarantee = "none (no noise)"
     if summary["private"]:
         guarantee = (
-            f"({rounded_up(summary['epsilon'])}, {rounded_up(summary['delta'])})-DP for every record of every silo"
+            f"({rounded_up(summary['epsilon'])}, {rounded_up(summary['delta'])})-DP for "
+            f"{summary.get('protects', 'every record of every silo')}"
         )
     lines: dict[str, str] = {
         "algorithm": summary["algorithm"],

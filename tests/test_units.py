@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan.account import account
 from silodp.plan.certificate import Context, certificate
+from silodp.plan.claim import claim_of
 from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
 from silodp.privacy import accountant, gaussian
+from silodp.run.runner import train
+from silodp.show import print_summary
+from tests.conftest import made_data
 
 SIZES = (30, 20)
 
@@ -55,6 +60,30 @@ def test_the_certificate_says_what_is_protected_and_shows_the_whole_curve():
     assert silo["groups"][-1]["epsilon"] == silo["epsilon"] == pytest.approx(2.0, rel=1e-4)
     record = certificate(planned(), [planned().spent(0), planned().spent(1)], Context())
     assert "every record of every silo" in record["statement"] and "groups" not in record["silos"][0]
+
+
+@pytest.mark.parametrize("unit", ["record", 3, "user"])
+def test_a_papers_claim_is_of_single_records(unit):
+    tree = {
+        "data": {"sizes": list(SIZES)},
+        "privacy": {"epsilon": 2.0, "unit": unit},
+        "algorithm": {"name": "dp-gd", "rounds": 5, "clip": 1.0, "step_size": 0.1},
+    }
+    paper = account(tree)["paper"]
+    assert paper["true_epsilon"] < 2.0 and not paper["violated"]
+    taken = planned(unit=unit, delta=1e-5, calibration="paper")
+    told = certificate(taken, [taken.spent(0), taken.spent(1)], Context(claim=claim_of(taken.config)))
+    assert told["claim"]["true_epsilon"] == pytest.approx(paper["true_epsilon"], rel=1e-4)
+
+
+def test_a_run_says_what_its_guarantee_covers(capsys):
+    tree = {
+        "privacy": {"epsilon": 2.0, "unit": 3},
+        "algorithm": {"name": "dp-gd", "rounds": 2, "clip": 1.0, "step_size": 0.1},
+    }
+    run = train(tree, data=made_data())
+    print_summary(run.summary, Path("somewhere"))
+    assert "any 3 records together of every silo" in " ".join(capsys.readouterr().out.split())
 
 
 def test_delta_may_follow_from_the_largest_silo():

@@ -146,8 +146,9 @@ def release_rows(plan: Plan, silo: int) -> list[dict[str, Any]]:
 
 
 def paper_row(config: Config) -> dict[str, Any] | None:
-    """What the paper's formula adds and really gives, for the silo it protects least."""
+    """What the paper's formula adds and really gives, for the silo it protects least. Papers claim it of a record."""
     claim = claim_of(config)
+    config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "record"})})
     if claim is None:
         return None
     try:

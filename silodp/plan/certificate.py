@@ -82,7 +82,8 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
     channel, delta = plan.channel, plan.config.privacy.delta
     silos = [silo_statement(plan, i, own) for i, own in enumerate(spent)]
     worst = context.chosen or max(silo["epsilon"] for silo in silos)
-    claim = None if context.claim is None else context.claim.verdict(worst) | {"delta": delta}
+    record = context.chosen or max(silo.get("record_epsilon", silo["epsilon"]) for silo in silos)
+    claim = None if context.claim is None else context.claim.verdict(record) | {"delta": delta}
     return {
         "statement": statement(plan, worst, context),
         "stamp": context.stamp,

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from silodp.config import Config
 from silodp.models import Model
 from silodp.objective import example_record, methods_of
+from silodp.plan.certificate import unit_of
 from silodp.plan.parts import trained_on
 from silodp.records import as_arrays
 from silodp.report.files import story_of
@@ -96,6 +97,7 @@ def summary_of(
         "algorithm": plan.config.algorithm.name,
         "trust": plan.config.privacy.trust,
         "private": plan.private,
+        "protects": f"{unit_of(plan)} every silo",
         "stamp": None if statement is None else statement["stamp"],
         "epsilon": None if statement is None else max(s["epsilon"] for s in statement["silos"]),
         "delta": plan.config.privacy.delta if statement else None,
