@@ -55,9 +55,11 @@ def made_data(sizes: tuple[int, ...] = (40, 25, 31), features: int = 5, seed: in
 
 
 @pytest.fixture(autouse=True)
-def registry_as_it_was(monkeypatch):
-    """A command that reads somebody's plan closes its process; that process is the tests' here."""
-    monkeypatch.setattr(registry, "_allowed", registry._allowed)
+def open_registry():
+    """Whatever reads somebody's plan closes its process; that process is the tests' here."""
+    registry._allowed = None
+    yield
+    registry._allowed = None
 
 
 @pytest.fixture(scope="session")

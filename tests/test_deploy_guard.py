@@ -73,6 +73,8 @@ def test_a_signature_is_for_one_purpose_and_one_body(tmp_path):
     for changed in (
         statement | {"body": {"records": 4}}, statement | {"key": other}, statement | {"signature": "00" * 64},
         statement | {"signature": "zz"}, {"body": {}}, None,
+        statement | {"key": key.public[:32] + "\n" + key.public[32:]},  # would spoil an operator's file
+        statement | {"key": key.public.upper()},  # one key would stand in a roster as two sites
     ):  # fmt: skip
         with pytest.raises(Refused):
             signing.opened("facts", changed)

@@ -258,6 +258,8 @@ def test_the_server_cannot_name_itself_as_the_shuffler(idle, tmp_path):
         (idle.keys["south"].signed("shuffler", idle.shuffler["body"]), public_of(idle.box)),
         (mine.signed("shuffler", idle.shuffler["body"] | {"site": "south"}), public_of(idle.box)),
         (mine.signed("shuffler", {"site": MIXER}), public_of(idle.box)),
+        (mine.signed("shuffler", idle.shuffler["body"] | {"site": "\x1b[31m../mixer"}), public_of(idle.box)),
+        (idle.shuffler, public_of(idle.box).upper()),
     ):
         with pytest.raises(Refused):
             Document(shuffled_tree(idle, {"facts": facts, "server_key": key}))

@@ -12,7 +12,7 @@ from typing import Any
 
 from silodp.config import Config
 from silodp.deploy.shuffling import Shuffling, agreed_terms
-from silodp.deploy.signing import Key, canonical, digest, opened, words
+from silodp.deploy.signing import SITE, Key, canonical, digest, opened, words
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.objective import parameter_count
@@ -25,7 +25,6 @@ FORMAT, FACTS, APPROVAL = "plan", "facts", "approval"  # purposes of fingerprint
 KEYS = {"format", "run", "plan", "roster", "shuffler", "epsilon", "delta", "on_missing", "versions"}
 TOLD = {"site", "records", "record", "outputs", "task", "schema", "versions"}
 PACKAGES = ("silodp", "jax", "jaxlib", "numpy", "equinox", "dp-accounting", "cryptography")
-SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")  # also a certificate's and a folder's name
 
 
 def versions() -> dict[str, str]:

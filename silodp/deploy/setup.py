@@ -9,7 +9,7 @@ from typing import Any
 from silodp.deploy.files import private_files, write_whole
 from silodp.deploy.office import KEY
 from silodp.deploy.policy import NAME, SHUFFLER_NAME, read_policy
-from silodp.deploy.signing import Key, opened, words
+from silodp.deploy.signing import SITE, Key, opened, words
 from silodp.deploy.units import COMPOSE_FILE, GUARD_FILE, SHUFFLER_COMMAND, SILO, compose, guard_unit
 from silodp.errors import ConfigError, Refused
 from silodp.parse import toml_literal
@@ -94,8 +94,6 @@ def made_folder(folder: Path, files: Mapping[str, str], guard: Sequence[str], da
 
 
 def check_new(folder: Path, site: str) -> None:
-    from silodp.deploy.document import SITE
-
     if not SITE.fullmatch(site):
         raise ConfigError(f"--name {site!r}: use letters, digits, '.', '-' and '_', at most 63")
     if (folder / NAME).exists() or (folder / SHUFFLER_NAME).exists():
@@ -140,7 +138,7 @@ def trust_sites(folder: Path, statements: Sequence[Any], ask: Callable[[str], bo
 
 def party_of(statement: Any) -> tuple[str, str, str]:
     """Table in guard.toml, name and key of whoever has signed these facts."""
-    from silodp.deploy.document import SITE, told_facts
+    from silodp.deploy.document import told_facts
     from silodp.deploy.shuffling import SHUFFLER
 
     if isinstance(statement, dict) and isinstance(statement.get("body"), dict) and "box" in statement["body"]:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from silodp.channels.sealed import Terms, unwrapped, wrapped
 from silodp.deploy.files import private_files, write_whole
-from silodp.deploy.signing import Key, check, opened
+from silodp.deploy.signing import PUBLIC, SITE, Key, check, opened
 from silodp.errors import ConfigError, Refused
 
 if TYPE_CHECKING:
@@ -55,19 +55,18 @@ class Shuffling:
         if not isinstance(tree, dict) or tree.keys() != {"facts", "server_key"}:
             raise Refused("shuffler: must have facts and server_key")
         body, key = opened(SHUFFLER, tree["facts"])
-        if body.keys() != TOLD:
+        if body.keys() != TOLD or not isinstance(body["site"], str) or not SITE.fullmatch(body["site"]):
             raise Refused("shuffler: its facts are not those of a shuffler")
-        found = Shuffling(str(body["site"]), key, str(body["box"]), str(tree["server_key"]))
+        found = Shuffling(body["site"], key, str(body["box"]), str(tree["server_key"]))
         if len({public(found.box).public_bytes_raw(), public(found.server_key).public_bytes_raw()}) < 2:
             raise Refused("shuffler: the server's key is the shuffler's; one of them could read what the other hides")
         return found
 
 
 def public(text: str) -> X25519PublicKey:
-    try:
-        key = X25519PublicKey.from_public_bytes(bytes.fromhex(text))
-    except ValueError:
-        raise Refused("shuffler: a key is none") from None
+    if not PUBLIC.fullmatch(text):
+        raise Refused("shuffler: a key is none")
+    key = X25519PublicKey.from_public_bytes(bytes.fromhex(text))
     if bytes.fromhex(text)[-1] >= 0x80:  # X25519 ignores this bit: one key could be shown as two
         raise Refused("shuffler: a key is not written in the one way allowed")
     return key

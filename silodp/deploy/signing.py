@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from silodp.errors import ConfigError, Refused
 
 LARGEST = 8 << 20  # bytes of a document: plans hold no arrays
 DEEPEST = 40
+SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")  # a party's name; also a certificate's and a folder's
+PUBLIC = re.compile(r"[0-9a-f]{64}")  # a public key: one way to write it, which is also plain text in TOML
 SERVER_KEY = "server.key"  # in the server's run folder: what shuffled messages are sealed to
 ONSETS, RIMES = "bdfghjklmnprstvz", "abadakalamanaparelemeneribilinon"
 
@@ -120,7 +123,7 @@ def opened(purpose: str, statement: Any) -> tuple[dict[str, Any], str]:
     if not isinstance(statement, dict) or statement.keys() != {"body", "key", "signature"}:
         raise Refused(f"{purpose}: must have body, key and signature")
     body, key, signature = statement["body"], statement["key"], statement["signature"]
-    if not (isinstance(body, dict) and isinstance(key, str) and isinstance(signature, str)):
+    if not (isinstance(body, dict) and isinstance(key, str) and isinstance(signature, str) and PUBLIC.fullmatch(key)):
         raise Refused(f"{purpose}: body, key or signature of another kind")
     try:
         check(key, purpose, canonical(body), bytes.fromhex(signature))
