@@ -16,9 +16,10 @@ from silodp.channels.sealed import Batch, open_batch
 from silodp.deploy import approval, signing
 from silodp.deploy.certify import SHUFFLED, verified
 from silodp.deploy.document import Document, proposed
+from silodp.deploy.kits import put_run
 from silodp.deploy.policy import SENTENCES, Denied
 from silodp.deploy.server import drive
-from silodp.deploy.shuffling import Outbox, public_of
+from silodp.deploy.shuffling import Outbox, create_box, public_of
 from silodp.deploy.signing import SERVER_KEY
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
@@ -286,12 +287,15 @@ def test_a_plan_without_its_shuffler_or_with_one_too_many_is_refused(idle):
         Document({name: part for name, part in whole.items() if name != "shuffler"})
 
 
-def test_nobody_begins_without_the_shufflers_signature_and_it_not_without_the_sites(idle):
+def test_nobody_begins_without_the_shufflers_signature_and_it_not_without_the_sites(idle, tmp_path):
     document = idle.document(config_of(**SHUFFLED_CONFIG))
     approvals = idle.approve(document)
     for party in ("north", MIXER):
         assert idle.open(party, document, approvals[:2])["code"] == "not-signed"
         assert idle.open(party, document, approvals[1:])["code"] == "not-signed"
+    create_box(tmp_path / "other.key")
+    with pytest.raises(ConfigError, match="not the key that the plan's messages are sealed to"):
+        put_run(tmp_path / "run", document, approvals, tmp_path / "other.key")
     unseen = idle.document(config_of(**SHUFFLED_CONFIG))
     signed = [signing.Key.signed(key, "approval", {"site": site, "run": unseen.run, "fingerprint": unseen.fingerprint})
               for site, key in idle.keys.items()]  # fmt: skip

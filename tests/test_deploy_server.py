@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from silodp.deploy.certify import verified
 from silodp.deploy.checkpoints import model_of, put_first
 from silodp.deploy.coordinator import exchange
+from silodp.deploy.files import held
 from silodp.deploy.kits import put_run
 from silodp.deploy.server import CERTIFICATES, MODEL, drive
 from silodp.deploy.wire import decode, encode
@@ -162,5 +163,11 @@ def test_a_folder_holds_the_run_of_one_plan(told, tmp_path):
     put_run(tmp_path, told.document, told.approvals)
     put_run(tmp_path, told.document, told.approvals)  # resumed
     other = told.sites.document(config_of(algorithm=SHORT))
+    with pytest.raises(Refused, match="has not signed this plan"):
+        put_run(tmp_path, told.document, told.approvals[:1])
     with pytest.raises(ConfigError, match="the run of another plan"):
-        put_run(tmp_path, other, told.approvals)
+        put_run(tmp_path, other, told.sites.approve(other))
+    before = {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    with held(tmp_path, "server"), pytest.raises(ConfigError, match="another server works in it"):
+        put_run(tmp_path, told.document, told.approvals)
+    assert before == {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silodp.deploy.crew import Crew
-from silodp.deploy.files import is_free, private_files, write_whole
+from silodp.deploy.files import held, is_free, write_whole
 from silodp.deploy.policy import is_shuffler, operators_file, read_policy, socket_of
 from silodp.deploy.signing import SERVER_KEY, canonical
 from silodp.errors import ConfigError, Refused
@@ -243,12 +243,19 @@ def server_process(kit: Path) -> None:
 
 
 def put_run(run: Path, document: Document, approvals: Sequence[Any], key: Path | None = None) -> None:
-    """What the coordinator reads; the same again when a run is resumed. `key`: what messages are sealed to."""
+    """What the coordinator reads; the same again when a run is resumed. `key`: what messages are sealed to.
+
+    Everything is checked before anything is written: a run that is there stays whole.
+    """
+    from silodp.deploy.document import check_approvals
+
+    check_approvals(document, list(approvals))
     plan, text = run / "plan.json", canonical(document.tree)
-    if plan.is_file() and plan.read_bytes() != text:
-        raise ConfigError(f"{run}: holds the run of another plan")
-    with private_files():
-        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with held(run, "server"):
+        if plan.is_file() and plan.read_bytes() != text:
+            raise ConfigError(f"{run}: holds the run of another plan")
+        if document.shuffler is not None:
+            document.shuffler.check_key(run / SERVER_KEY if key is None else key)
         write_whole(plan, text)
         write_whole(run / "approvals.json", json.dumps(list(approvals)).encode())
         if key is not None:

@@ -34,7 +34,6 @@ from silodp.deploy.files import held, write_whole
 from silodp.deploy.pages import story_of_federation
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.remote import Echoes, Remote, RemoteShuffler, Rpc
-from silodp.deploy.shuffling import public_of, read_box
 from silodp.deploy.signing import SERVER_KEY, canonical
 from silodp.errors import ConfigError, Refused
 from silodp.models import Model
@@ -128,10 +127,7 @@ class Driver:
         told = self.document.shuffler
         if told is None:
             return None
-        key = read_box(self.folder / SERVER_KEY)
-        if public_of(key) != told.server_key:
-            raise ConfigError(f"{self.folder / SERVER_KEY}: not the key that the plan's messages are sealed to")
-        return RemoteShuffler(self.parties[-1], key)
+        return RemoteShuffler(self.parties[-1], told.check_key(self.folder / SERVER_KEY))
 
     def _rounds(self, fed: MessageFederation, algorithm: Any, state: Any, output: Any) -> Any:
         rounds, config = self.plan.training.facts.rounds, self.plan.config

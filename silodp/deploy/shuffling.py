@@ -62,6 +62,13 @@ class Shuffling:
             raise Refused("shuffler: the server's key is the shuffler's; one of them could read what the other hides")
         return found
 
+    def check_key(self, path: Path) -> X25519PrivateKey:
+        """The server's key, if it is the one that this plan's messages are sealed to."""
+        box = read_box(path)
+        if public_of(box) != self.server_key:
+            raise ConfigError(f"{path}: not the key that the plan's messages are sealed to")
+        return box
+
 
 def public(text: str) -> X25519PublicKey:
     if not PUBLIC.fullmatch(text):
