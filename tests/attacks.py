@@ -26,6 +26,8 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "a trust model from outside; a randomizer from outside]",
         "test_deploy_messages::test_a_server_cannot_make_a_silo_import_what_it_names",
         "test_deploy_messages::test_a_trust_model_that_a_server_names_is_not_imported_either",
+        "test_deploy_attacks::test_no_command_imports_what_a_plan_names",
+        "test_deploy_mixer::test_a_shuffler_imports_nothing_that_a_plan_names",
     ),
     "a clip norm whose noise is lost": (
         EDITS + "[a clip whose noise is lost; a clip below the site's; a clip of differences below the site's]",
@@ -49,6 +51,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
     "a fictitious site of 100,000 records, or a known one with another key": (
         "test_deploy_attacks::test_a_fictitious_site_is_not_believed",
         "test_deploy_attacks::test_a_known_site_with_another_key_is_not_believed",
+        "test_deploy_guard::test_a_signature_is_for_one_purpose_and_one_body",
     ),
     "a silo that starts again, or was cloned, forgets its budget or draws noise anew": (
         "test_deploy_state::test_a_restarted_silo_answers_nothing_again",
@@ -91,9 +94,11 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_shuffler::test_bad_frames_are_refused_and_not_fatal",
     ),
     "much is sent, or many connections are kept, by who has no right to": (
-        "test_deploy_listen::test_only_the_relays_user_is_heard",
+        "test_deploy_listen::test_only_the_relays_user_and_the_guards_own_are_heard",
         "test_deploy_listen::test_whoever_announces_much_is_not_listened_to",
         "test_deploy_listen::test_a_crowd_gets_no_more_threads_than_there_are_places",
+        "test_deploy_listen::test_a_frame_has_begun_with_its_first_byte",
+        "test_deploy_listen::test_a_header_is_not_read_when_it_is_larger_than_any_plan",
         "test_deploy_mixer::test_a_message_that_is_too_large_is_not_read",
     ),
     "a mask's key is replaced": (
@@ -131,6 +136,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
     ),
     "two programs resume one directory": (
         "test_deploy_guard::test_two_servers_do_not_work_in_one_folder",
+        "test_deploy_server::test_a_folder_holds_the_run_of_one_plan",
         "test_run_directory::test_one_program_at_a_time_and_nobody_else_reads",
     ),
     "a checkpoint with another bit, a history that was cut": (

@@ -162,8 +162,9 @@ def test_a_site_joins_with_a_kit_that_may_only_carry_bytes(sites, tmp_path):
     told = silodp("silo", "doctor", north, code=1)
     assert told.count("PROBLEM") == 1 and "allows the relay and nothing else" in told
     relay, containers = (north / "silodp-relay.service").read_text(), (north / "compose.yml").read_text()
-    for secret in ("key", "ledger.db"):
-        assert f"-{north.resolve() / secret}" in relay
+    for secret in ("key", "ledger.db", "ledger.db-wal", "blobs"):
+        assert f"-{north.resolve() / secret}" in relay.replace("=", " ").split()
+    assert 'user: "0:' not in containers
     services = containers.partition("  relay:")
     assert "network_mode: none" in services[0] and "records.csv" in services[0] and "records.csv" not in services[2]
     assert f"{tmp_path}:{tmp_path}" in services[0] and f" -{tmp_path}\n" in (north / "silodp-guard.service").read_text()

@@ -433,15 +433,6 @@ def listening(tmp_path) -> Iterator[Callable[..., GuardSocket]]:
         listener.close()
 
 
-def test_only_the_relays_user_is_answered(listening):
-    mine, other = listening(os.getuid()), listening(os.getuid() + 1)
-    assert mine.ask(b"abc") == b"cba"
-    with pytest.raises(OSError):
-        other.ask(b"abc")
-    mine.close()
-    other.close()
-
-
 def test_a_frame_that_is_too_long_ends_the_connection_only(listening):
     link = listening(os.getuid())
     with pytest.raises(OSError):

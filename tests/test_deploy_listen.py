@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import struct
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from silodp.deploy import listen
 from silodp.deploy.listen import MOST, GuardSocket, Listener, repeated
-from silodp.deploy.wire import Late
-from silodp.errors import ConfigError
+from silodp.deploy.wire import HEADER, Late, decode, take_frame
+from silodp.errors import ConfigError, Refused
 
 LARGEST = 1 << 16
 
@@ -41,13 +43,46 @@ def asking(path: Path, patience: float = 20.0) -> Iterator[GuardSocket]:
     link.close()
 
 
-def test_only_the_relays_user_is_heard(tmp_path):
+def test_only_the_relays_user_and_the_guards_own_are_heard(tmp_path, monkeypatch):
     asked: list[bytes] = []
-    with listening(tmp_path / "s" / "g.sock", lambda data: asked.append(data) or data, os.getuid() + 1) as listener:
+    own, relay, other = (os.getuid() + i for i in range(3))
+    with listening(tmp_path / "s" / "g.sock", lambda data: asked.append(data) or data, relay) as listener:
         serving(listener)
+        for user in (own, relay):
+            monkeypatch.setattr(listen, "user_of", lambda connection, user=user: user)
+            with asking(tmp_path / "s" / "g.sock") as link:
+                assert link.ask(b"question") == b"question"
+        monkeypatch.setattr(listen, "user_of", lambda connection: other)
         with asking(tmp_path / "s" / "g.sock") as link, pytest.raises(OSError):
             link.ask(b"question")
-    assert asked == []
+    assert len(asked) == 2
+
+
+def test_a_frame_has_begun_with_its_first_byte():
+    """Three bytes of a length would have kept a place for as long as a relay may be silent."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(bytes(3))
+        caught: list[BaseException] = []
+
+        def take() -> None:
+            try:
+                take_frame(here.fileno(), 0.05, LARGEST, idle=3600.0)
+            except Late as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert caught and not thread.is_alive()
+
+
+def test_a_header_is_not_read_when_it_is_larger_than_any_plan(monkeypatch):
+    """As JSON, empty lists take many times their bytes."""
+    text = b'{"a": [' + b"[]," * (HEADER // 3) + b"[]]}"
+    monkeypatch.setattr(json, "loads", lambda data: pytest.fail("parsed"))
+    with pytest.raises(Refused, match="at most 8388608 are read"):
+        decode(struct.pack("<I", len(text)) + text)
 
 
 def test_a_frame_that_is_too_long_or_none_ends_its_connection_only(tmp_path):

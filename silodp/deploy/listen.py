@@ -1,4 +1,4 @@
-"""The guard's Unix socket, and the relay's way to it. No JAX, no network, nobody but the relay's user.
+"""The guard's Unix socket, and the relay's way to it. No JAX, no network, nobody but the relay's user and its own.
 
 Whoever connects is asked for nothing: the kernel says which user it is.
 """
@@ -40,7 +40,7 @@ def bound(path: Path) -> socket.socket:
 
 
 class Listener:
-    """Serves `reply` to one user."""
+    """Serves `reply` to one user, and to the one that it runs as: a guard's operator looks whether it answers."""
 
     def __init__(self, path: Path, user: int, reply: Callable[[bytes], bytes], largest: int):
         self.user, self.reply, self.largest = user, reply, largest
@@ -57,7 +57,7 @@ class Listener:
                 self.closed.wait(FIRST_PAUSE)
 
     def _admit(self, connection: socket.socket) -> None:
-        if user_of(connection) != self.user or not self.slots.acquire(blocking=False):
+        if user_of(connection) not in (self.user, os.getuid()) or not self.slots.acquire(blocking=False):
             connection.close()
             return
         try:

@@ -15,6 +15,8 @@ from silodp.deploy.policy import Policy, operators_file, socket_of
 
 GUARD_FILE, RELAY_FILE, COMPOSE_FILE = "silodp-guard.service", "silodp-relay.service", "compose.yml"
 SILO, SHUFFLER_COMMAND = ("silo", "guard"), ("shuffler", "guard")
+SECRETS = ("key", "box", "ledger.db", "ledger.db-wal", "ledger.db-shm", "blobs")  # in an operator's folder
+NOT_ROOT = "${SILODP_UID:?a user number that is not root's}"  # compose asks for it
 NO_NETWORK = ("PrivateNetwork=yes", "RestrictAddressFamilies=AF_UNIX", "IPAddressDeny=any")
 GUARD_UNIT = """[Unit]
 Description=silodp guard in {folder}: no network
@@ -32,6 +34,7 @@ ProtectHome=read-only
 PrivateTmp=yes
 ReadWritePaths={places}
 UMask=0077
+MemoryMax=80%
 Restart=on-failure
 
 [Install]
@@ -104,7 +107,7 @@ def secrets_of(folder: Path) -> list[Path]:
     """What a relay must never read."""
     policy, place = operators_file(folder), folder.resolve()
     records = [place / file for file in policy.data.files] if isinstance(policy, Policy) else []
-    return [*(place / name for name in ("key", "box", "ledger.db")), *records]
+    return [*(place / name for name in SECRETS), *records]
 
 
 def compose(folder: Path, command: Sequence[str], data: Sequence[Path] = (), kit: Path | None = None) -> str:
@@ -112,10 +115,15 @@ def compose(folder: Path, command: Sequence[str], data: Sequence[Path] = (), kit
     place = folder.resolve()
     volumes = [f'"{each}:{each}"' for each in (place, *elsewhere(folder))]
     volumes += [f'"{file.resolve()}:{file.resolve()}:ro"' for file in data]
-    text = COMPOSE.format(folder=place, command=" ".join(command), uid=os.getuid(), volumes=", ".join(volumes))
+    text = COMPOSE.format(folder=place, command=" ".join(command), uid=user(), volumes=", ".join(volumes))
     return text if kit is None else text + relay_service(folder, kit)
 
 
 def relay_service(folder: Path, kit: Path) -> str:
     socket = socket_of(folder, operators_file(folder)).parent.resolve()
-    return COMPOSE_RELAY.format(kit=kit.resolve(), uid=os.getuid(), socket=socket)
+    return COMPOSE_RELAY.format(kit=kit.resolve(), uid=user(), socket=socket)
+
+
+def user() -> int | str:
+    """Whose files the folder's are; a container that has root's number would have root's rights."""
+    return os.getuid() or NOT_ROOT

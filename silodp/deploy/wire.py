@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 
 from silodp.errors import Gone, Refused
 
+HEADER = 8 << 20  # bytes: as JSON they take twenty times as much memory, or more
 LARGEST = 1 << 34  # a frame announced as longer than this is an error, not a reason to allocate
 
 
@@ -30,6 +31,8 @@ def decode(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if len(data) < 4:
         raise Refused(f"message of {len(data)} bytes: too short to hold a header")
     (length,) = struct.unpack_from("<I", data)
+    if length > HEADER:
+        raise Refused(f"message: header of {length} bytes announced, at most {HEADER} are read")
     if 4 + length > len(data):
         raise Refused(f"message: header of {length} bytes announced, {len(data) - 4} present")
     try:
@@ -68,13 +71,14 @@ def put_frame(descriptor: int, data: bytes, seconds: float) -> None:
 def take_frame(descriptor: int, seconds: float, largest: int = LARGEST, idle: float | None = None) -> bytes:
     """The next frame; b"" when the peer has closed its end between two frames; `Late` when it takes too long.
 
-    `idle`: how long it may take until a frame begins, where that differs.
+    `idle`: how long it may take until a frame begins, where that differs. It has begun with its first byte.
     """
-    prefix = _take(descriptor, 8, time.monotonic() + (seconds if idle is None else idle))
-    if not prefix:
+    first = _take(descriptor, 1, time.monotonic() + (seconds if idle is None else idle))
+    if not first:
         return b""
-    length = _length(prefix, largest)
-    data = _take(descriptor, length, time.monotonic() + seconds)
+    until = time.monotonic() + seconds
+    length = _length(first + _take(descriptor, 7, until), largest)
+    data = _take(descriptor, length, until)
     if len(data) != length:
         raise Gone(f"frame: {length} bytes announced, {len(data)} received")
     return data
