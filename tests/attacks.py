@@ -51,6 +51,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
     "a fictitious site of 100,000 records, or a known one with another key": (
         "test_deploy_attacks::test_a_fictitious_site_is_not_believed",
         "test_deploy_attacks::test_a_known_site_with_another_key_is_not_believed",
+        "test_deploy_mixer::test_a_site_may_limit_what_is_left_if_all_others_collude",
         "test_deploy_guard::test_a_signature_is_for_one_purpose_and_one_body",
     ),
     "a silo that starts again, or was cloned, forgets its budget or draws noise anew": (

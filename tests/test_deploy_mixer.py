@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from silodp.deploy import approval, signing
 from silodp.deploy.certify import SHUFFLED, verified
 from silodp.deploy.document import Document, proposed
 from silodp.deploy.kits import put_run
-from silodp.deploy.policy import SENTENCES, Denied
+from silodp.deploy.policy import SENTENCES, Denied, check_document, read_policy
 from silodp.deploy.server import drive
 from silodp.deploy.shuffling import Outbox, create_box, public_of
 from silodp.deploy.signing import SERVER_KEY
@@ -273,6 +274,17 @@ def test_a_shuffler_imports_nothing_that_a_plan_names(idle, monkeypatch):
     with pytest.raises(Denied) as told:
         approval.screen(idle.folders[MIXER], Document(tree))
     assert told.value.code == "outside" and "this" not in sys.modules
+
+
+def test_a_site_may_limit_what_is_left_if_all_others_collude(idle):
+    """A site that signs for more records than it has makes a crowd that is not there."""
+    document, policy = idle.document(config_of(**SHUFFLED_CONFIG)), read_policy(idle.folders["north"])
+    key = idle.keys["north"].public
+    check_document(policy, key, document)
+    for most, refused in ((100.0, False), (1.01, True)):
+        limits = policy.limits.model_copy(update={"epsilon_alone": most})
+        with pytest.raises(Denied, match="colluding parties") if refused else nullcontext():
+            check_document(policy.model_copy(update={"limits": limits}), key, document)
 
 
 def test_a_plan_without_its_shuffler_or_with_one_too_many_is_refused(idle):

@@ -16,6 +16,7 @@ from silodp.parse import named_parts, parse_config
 
 if TYPE_CHECKING:
     from silodp.deploy.document import Document
+    from silodp.plan.plan import Plan
 
 NAME, SHUFFLER_NAME = "guard.toml", "shuffler.toml"
 SOCKET = "run/guard.sock"
@@ -41,6 +42,9 @@ class Limits(Section):
     total_delta: float = Field(gt=0, lt=1e-2, description="the delta at which all runs together are counted")
     colluding: int = Field(
         default=1, ge=0, description="other silos that sums must stand when they work for the server (trust aggregated)"
+    )
+    epsilon_alone: float | None = Field(
+        default=None, gt=0, description="largest epsilon of one run if all others work for the server; none: any"
     )
     clip: float = Field(default=1e-6, gt=0, description="smallest clip norm")
     rounds: int = Field(default=10_000, ge=1, description="most rounds of a run")
@@ -142,7 +146,7 @@ SENTENCES = {
     "algorithm": "this algorithm is not allowed here",
     "outside": "the plan names a part that this site's operator has not listed",
     "epsilon": "the plan's epsilon or delta is larger than this site allows for one run",
-    "colluding": "the plan's sums stand fewer colluding silos than this site wants",
+    "colluding": "the plan stands fewer colluding parties than this site wants",
     "total": "with this plan all runs on these records together would exceed what this site allows",
     "clip": "a clip norm of the plan is smaller than this site allows",
     "rounds": "the plan has more rounds than this site allows",
@@ -187,6 +191,14 @@ def check_document(policy: Policy, key: str, document: Document) -> None:
     stands = plan.channel.colluders(plan.facts.answering)
     if stands is not None and stands < limits.colluding:
         raise Denied("colluding")
+    if limits.epsilon_alone is not None and not left_alone(plan, index) <= limits.epsilon_alone * (1 + 1e-6):
+        raise Denied("colluding")
+
+
+def left_alone(plan: Plan, index: int) -> float:
+    """The epsilon of one silo's records in this run if all others, a shuffler too, work for the server."""
+    levels = plan.if_others_collude(index, plan.spent(index), plan.config.privacy.delta)
+    return max(levels.values()) if levels else plan.epsilon(index)
 
 
 def told_config(tree: Any) -> Config:

@@ -32,6 +32,7 @@ delta = {delta}
 total_epsilon = {total}     # of all runs on these records together
 total_delta = {delta}
 # colluding = 1         # so many other sites may work for the server (trust aggregated)
+# epsilon_alone = 2.0   # of one run, if all others and the shuffler work for the server (trust shuffled)
 
 [shufflers]
 
