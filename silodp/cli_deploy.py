@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from silodp.cli_sites import shuffler, silo
-from silodp.cli_told import Out, SiteFolder, loaded, told, written
+from silodp.cli_told import Out, SiteFolder, loaded, refuse_existing, told, written
 from silodp.errors import ConfigError
 
 Site = Annotated[Path, typer.Option("--site", help="the folder of this site's guard", metavar="DIR")]
@@ -58,21 +58,18 @@ def propose(
         parsed = load_config(config)
         from silodp.deploy.approval import show as shown
         from silodp.deploy.document import Document, proposed
+        from silodp.deploy.shuffling import new_box, public_of, write_box
 
-        mixing = None if shuffler is None else sealed_to(loaded([shuffler])[0], out.with_suffix(".key"))
+        box, key = new_box(), out.with_suffix(".key")
+        mixing = None if shuffler is None else {"facts": loaded([shuffler])[0], "server_key": public_of(box)}
         document = Document(proposed(parsed, loaded(facts), on_missing, mixing))
         text = shown(document)
+        refuse_existing(out)
+        if shuffler is not None:
+            write_box(key, box)
+            print(f"written to {key}: the server needs it to open messages, and nobody else may have it")
         written(document.tree, out)
         print(text)
-
-
-def sealed_to(facts: Any, key: Path) -> dict[str, Any]:
-    """The shuffler's part of a plan; the server's key that belongs to it is written beside the plan."""
-    from silodp.deploy.shuffling import create_box, public_of
-
-    tree = {"facts": facts, "server_key": public_of(create_box(key))}
-    print(f"written to {key}: the server needs it to open messages, and nobody else may have it")
-    return tree
 
 
 @plan.command()

@@ -34,13 +34,17 @@ def told() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise ConfigError(f"--out {out}: exists; give another path")
+
+
 def written(tree: Any, out: Path | None) -> None:
     text = json.dumps(tree, indent=2, allow_nan=False) + "\n"
     if out is None:
         print(text, end="")
         return
-    if out.exists():
-        raise ConfigError(f"--out {out}: exists; give another path")
+    refuse_existing(out)
     out.write_text(text, encoding="utf-8")
     print(f"written to {out}")
 

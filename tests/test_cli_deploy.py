@@ -189,7 +189,7 @@ def check_units(folder: Path, tmp_path: Path) -> None:
 
 def test_a_shuffler_is_made_trusted_and_planned_with(sites, tmp_path):
     mixer = tmp_path / "mixer"
-    assert "is the shuffler mixer" in silodp("shuffler", "init", mixer, "--name", "mixer")
+    assert f"facts {mixer} -o mixer.json\n" in silodp("shuffler", "init", mixer, "--name", "mixer")
     silodp("shuffler", "facts", mixer, "-o", tmp_path / "mixer.json")
     assert "holds a site already" in silodp("shuffler", "init", mixer, code=2)
     for folder in sites.values():
@@ -203,6 +203,9 @@ def test_a_shuffler_is_made_trusted_and_planned_with(sites, tmp_path):
     config.write_text(to_toml(parse_config(tree)))
     facts = sorted(tmp_path.glob("*.facts.json"))
     assert "needs a shuffler" in silodp("plan", "propose", config, *facts, "-o", plan, code=2)
+    everybody = [*facts, tmp_path / "mixer.json"]
+    silodp("plan", "propose", config, *everybody, "-o", plan, "--shuffler", tmp_path / "mixer.json", code=1)
+    assert not (tmp_path / "plan.key").exists()  # nothing is written for a plan that is none
     told = silodp("plan", "propose", config, *facts, "-o", plan, "--shuffler", tmp_path / "mixer.json")
     assert "mixer: shuffles" in told and (tmp_path / "plan.key").stat().st_mode & 0o077 == 0
     told = silodp("approve", plan, "--site", mixer, "-o", tmp_path / "a.json", answer="y\n")

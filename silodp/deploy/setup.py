@@ -114,7 +114,7 @@ def init_shuffler(folder: Path, site: str) -> list[str]:
     return [
         f"{folder} is the shuffler {site}; read {folder / SHUFFLER_NAME} and set its limits",
         f"its key, for the sites: {words(key.public)}",
-        f"next: silodp shuffler facts {folder} -o {site}.facts.json",
+        f"next: silodp shuffler facts {folder} -o {site}.json",
     ]
 
 

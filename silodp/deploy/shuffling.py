@@ -85,12 +85,20 @@ def public_of(box: X25519PrivateKey) -> str:
 
 def create_box(path: Path) -> X25519PrivateKey:
     """A new key in a new file that only its owner can read."""
+    box = new_box()
+    write_box(path, box)
+    return box
+
+
+def new_box() -> X25519PrivateKey:
+    return X25519PrivateKey.generate()
+
+
+def write_box(path: Path, box: X25519PrivateKey) -> None:
     if path.exists():
         raise ConfigError(f"{path}: exists; a key is never written over")
-    box = X25519PrivateKey.generate()
     with private_files():
         write_whole(path, box.private_bytes_raw().hex().encode() + b"\n")
-    return box
 
 
 def read_box(path: Path) -> X25519PrivateKey:
