@@ -59,7 +59,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_state::test_a_kept_silo_gives_the_same_bytes_and_takes_no_other_plan",
         "test_deploy_state::test_a_refused_question_leaves_the_round_as_it_was",
         "test_deploy_guard::test_a_ledger_that_was_put_back_is_noticed",
-        "test_deploy_guard::test_a_changed_row_is_found",
+        "test_deploy_guard::test_every_edit_of_the_budget_is_found",
         "test_deploy_guard::test_two_guards_do_not_work_in_one_folder",
         "test_deploy_guard::test_a_ledger_that_cannot_be_written_sends_nothing",
         "test_deploy_ledger::test_a_server_notices_a_ledger_that_does_not_grow",

@@ -12,7 +12,7 @@ from typing import Any
 
 from silodp.config import Config
 from silodp.deploy.shuffling import Shuffling, agreed_terms
-from silodp.deploy.signing import SITE, Key, canonical, digest, opened, words
+from silodp.deploy.signing import SITE, Key, canonical, fingerprint_of, opened, words
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.objective import parameter_count
@@ -144,7 +144,7 @@ class Document:
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest(FORMAT, canonical(self.tree))
+        return fingerprint_of(canonical(self.tree))
 
     @property
     def words(self) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from silodp.deploy.blobs import Blobs
+from silodp.deploy.chain import FIRST, Event, Head, Told, digests, linked, retold
 from silodp.deploy.files import alone_with
 from silodp.deploy.signing import canonical
 from silodp.errors import ConfigError, Refused
@@ -36,18 +37,8 @@ create table if not exists chain(seq integer primary key, at real not null, even
 NAMED = """select data from state where typeof(data) = 'text'
            union select reply from answer where typeof(reply) = 'text'"""
 LEDGER, COUNTER = "ledger.db", "counter"  # files of a run on one machine
-FIRST = hashlib.sha256(b"silodp ledger 1|").hexdigest()
 SLOT = 128  # bytes of one of two places in the counter's file: a torn write spoils one of them at most
 MOST_REFUSALS = 10_000  # that are kept: nobody fills a disk with them
-RESERVING = {"begin": "reserved", "close": "counted"}  # events that say what a run takes, and where in them
-Event = Mapping[str, Any]
-
-
-class Head(NamedTuple):
-    """The last link of the chain."""
-
-    seq: int
-    hash: str
 
 
 def entry_of(slot: bytes) -> Head | None:
@@ -137,9 +128,7 @@ class Ledger:
 
     def next_head(self, event: Event) -> Head:
         """What the chain's head will be with this event."""
-        last = self.head
-        linked = hashlib.sha256(last.hash.encode() + canonical([last.seq + 1, dict(event)])).hexdigest()
-        return Head(last.seq + 1, linked)
+        return linked(self.head, event)
 
     @contextmanager
     def event(self, told: Event | Callable[[], Event]) -> Iterator[Head]:
@@ -225,7 +214,8 @@ class Ledger:
 
     def begin(self, run: str, fingerprint: str, reserved: list[dict[str, Any]], state: Mapping[str, bytes]) -> None:
         """Reserve the whole plan before anything is computed."""
-        with self.event({"kind": "begin", "run": run, "plan": fingerprint, "reserved": reserved}):
+        event = {"kind": "begin", "run": run, "plan": fingerprint, "reserved": reserved, "state": digests(state)}
+        with self.event(event):
             row = (run, fingerprint, time.time(), json.dumps(reserved), "[]", None, 0.0)
             self.db.execute("insert into run values(?, ?, ?, ?, ?, ?, ?)", row)
             self._put_state(run, state)
@@ -304,8 +294,10 @@ class Ledger:
         return cell
 
     def state(self, run: str) -> dict[str, bytes]:
-        rows = self.db.execute("select name, data from state where run = ?", (run,)).fetchall()
-        return {name: data for name, cell in rows if (data := self.blobs.get(cell)) is not None}
+        return {name: data for name, cell in self._cells(run) if (data := self.blobs.get(cell)) is not None}
+
+    def _cells(self, run: str) -> list[tuple[str, bytes | str]]:
+        return self.db.execute("select name, data from state where run = ?", (run,)).fetchall()
 
     # --- for the operator ---------------------------------------------------------------------------------
 
@@ -319,26 +311,28 @@ class Ledger:
 
     def verify(self) -> list[str]:
         """What is wrong with the ledger, a line each."""
-        problems, asked, last = [], {}, Head(0, FIRST)
-        reserved: dict[str, Any] = {}  # by run, as its last entry says
-        for seq, event, head in self.db.execute("select seq, event, head from chain order by seq"):
-            tree = json.loads(event)
-            linked = hashlib.sha256(last.hash.encode() + canonical([last.seq + 1, tree])).hexdigest()
-            if seq != last.seq + 1 or head != linked:
-                problems.append(f"entry {seq}: it is not the one that was written")
-            last = Head(seq, head)
-            if tree["kind"] == "answer":
-                asked[tree["run"], tree["key"]] = tree["question"]
-            if tree["kind"] in RESERVING:
-                reserved[tree["run"]] = tree[RESERVING[tree["kind"]]]
-        rows = self.db.execute("select run, key, question from answer")
-        kept = {(run, key): question.hex() for run, key, question in rows}
-        wrong = {each for each in kept.keys() | asked.keys() if kept.get(each) != asked.get(each)}
-        problems += [f"run {run}, {key}: answer and entry do not belong together" for run, key in sorted(wrong)]
-        wrong = [each.run for each in self.runs() if reserved.get(each.run) != each.reserved]
-        problems += [f"run {run}: what is reserved for it is not what was written" for run in wrong]
         damaged = [name for (name,) in self.db.execute(NAMED) if not self.blobs.sound(name)]
-        return problems + [f"{self.blobs.folder / name}: missing, or not what was written" for name in damaged]
+        return self.edited() + [f"{self.blobs.folder / name}: missing, or not what was written" for name in damaged]
+
+    def edited(self) -> list[str]:
+        """Entries that are not those that were written, and rows that are not what the entries say."""
+        self.db.execute("savepoint reading")  # all that is read is of one moment
+        try:
+            told = retold(self.db.execute("select seq, event, head from chain order by seq"))
+            questions = self.db.execute("select run, key, question from answer")
+            approvals = self.db.execute("select fingerprint, run, document, revoked from approval")
+            return [
+                *told.problems,
+                *told.differing_answers({(run, key): question.hex() for run, key, question in questions}),
+                *told.differing_runs({each.run: self._row(each) for each in self.runs()}),
+                *told.differing_approvals(approvals),
+            ]
+        finally:
+            self.db.execute("release reading")
+
+    def _row(self, run: Run) -> Told:
+        state = {name: self.blobs.digest(cell) for name, cell in self._cells(run.run)}
+        return Told(run.fingerprint, run.reserved, run.counted, state, run.closed is not None)
 
     def _one(self, sql: str, *given: Any) -> Any:
         return self.db.execute(sql, given).fetchone()

@@ -45,6 +45,9 @@ class Office:
             raise ConfigError(f"{folder}: another guard works here; two would answer twice")
         self.key = signing.Key.read(folder / KEY)
         self.ledger = open_ledger(folder)
+        if edited := self.ledger.edited():
+            self.close()
+            raise ConfigError(f"{self.ledger.path}: {edited[0]}; silodp ledger verify {folder} lists all of it")
 
     def close(self) -> None:
         self.ledger.close()

@@ -39,6 +39,11 @@ def digest(purpose: str, body: bytes) -> str:
     return hashlib.sha256(f"silodp {purpose} 1|".encode() + body).hexdigest()
 
 
+def fingerprint_of(document: bytes) -> str:
+    """Of a plan in its canonical form."""
+    return digest("plan", document)
+
+
 def words(fingerprint: str) -> str:
     """A fingerprint for a telephone: sixteen words of two syllables, which say all of its bits."""
     syllables = [ONSETS[byte >> 4] + RIMES[2 * (byte & 15) :][:2] for byte in bytes.fromhex(fingerprint)]

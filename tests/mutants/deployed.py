@@ -24,6 +24,18 @@ DEPLOYED = [
         "tests/test_deploy_ledger.py::test_the_counter_never_goes_back",
     ),
     Mutant(
+        "deleted-run-forgotten", "silodp/deploy/chain.py",
+        "sorted(rows.keys() | self.runs.keys())", "sorted(rows.keys() & self.runs.keys())",
+        "a run is deleted from the ledger, and what it has spent may be spent again",
+        "tests/test_deploy_guard.py::test_every_edit_of_the_budget_is_found",
+    ),
+    Mutant(
+        "edited-ledger-worked-with", "silodp/deploy/office.py",
+        "if edited := self.ledger.edited():", "if edited := self.ledger.edited() and []:",
+        "a guard works with a reservation that was edited",
+        "tests/test_deploy_guard.py::test_every_edit_of_the_budget_is_found",
+    ),
+    Mutant(
         "shorter-ledger-believed", "silodp/deploy/vouch.py",
         "if now[site] <= entries.get(site, -1):", "if False:",
         "a site that was put back from a copy draws its noise again, and the others go on with it",
