@@ -30,7 +30,7 @@ def summed(**privacy: int) -> Config:
 
 def test_the_screen_says_what_is_left_if_others_collude(sites):
     """A plan that is calibrated against nobody is refused, until the operator says that it may be."""
-    with pytest.raises(Denied, match="fewer colluding silos than this site wants"):
+    with pytest.raises(Denied, match="fewer colluding parties than this site wants"):
         screen(sites.folders["south"], sites.document(summed(colluding=0)))
     policy = sites.folders["south"] / "guard.toml"
     policy.write_text(policy.read_text().replace("[limits]", "[limits]\ncolluding = 0"))
