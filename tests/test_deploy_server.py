@@ -115,6 +115,35 @@ def test_a_certificate_is_more_than_a_signature(told, lie):
         verified([north, forged], told.document)
 
 
+def other_lines(body: Header, **change: Any) -> Header:
+    return {"releases": [line | change for line in body["releases"]], "epsilon": 1e9, "total_epsilon": 1e9}
+
+
+def test_what_a_certificate_counts_is_what_was_planned(told):
+    """Each of these is signed, and consistent in itself."""
+    north, south = told.certificates
+    body, first = south["body"], south["body"]["releases"][0]
+    lies: list[tuple[str, Header]] = [
+        ("no releases", {"releases": [], "epsilon": 0, "total_epsilon": 0}),
+        ("delta", {"delta": 0.99}),
+        ("who sees what", {"sees": "nobody anything"}),
+        ("other noise", other_lines(body, multiplier=first["multiplier"] / 10)),
+        ("other noise", other_lines(body, multiplier=None)),
+        ("other noise", other_lines(body, sampling={"kind": "Poisson", "rate": 0.01})),
+        ("other noise", other_lines(body, held_out=True)),
+        ("other noise", other_lines(body, stream="another")),
+        ("a number of releases", other_lines(body, count=1000)),
+        ("a number of releases", other_lines(body, count=0)),
+        ("a number of releases", other_lines(body, count=True)),
+        ("twice", {"releases": [*body["releases"], first], "epsilon": 1e9}),
+        ("over all runs", {"total_epsilon": 0.0}),
+        ("over all runs", {"runs": 0}),
+    ]
+    for reason, lie in lies:
+        with pytest.raises(Refused, match=reason):
+            verified([north, told.sites.keys["south"].signed("certificate", body | lie)], told.document)
+
+
 class Scripted:
     """A silo that says these things."""
 

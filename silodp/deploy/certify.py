@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from silodp.deploy.signing import Key, opened, words
-from silodp.deploy.spending import epsilon_over, read
+from silodp.deploy.signing import Key, canonical, opened, words
+from silodp.deploy.spending import epsilon_over, read, written
 from silodp.deploy.wire import plain
 from silodp.digits import rounded_up, several
 from silodp.errors import Refused
@@ -78,7 +78,7 @@ def marked(line: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def recounted_epsilon(lines: Sequence[Mapping[str, Any]], delta: float) -> float:
-    parts = [[line for line in lines if line.get(HELD_OUT, False) is held_out] for held_out in (False, True)]
+    parts = [[line for line in lines if bool(line.get(HELD_OUT)) is held_out] for held_out in (False, True)]
     return max(accountant.epsilon(read(part), delta) for part in parts)
 
 
@@ -104,23 +104,50 @@ def verified(certificates: Sequence[Any], document: Document | None = None) -> l
 
 
 def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[str, Any], str]:
-    """What a site's guard has signed, if it counts no more than it states."""
+    """What a site's guard has signed, if it counts no more than it states, and no other releases than the plan's."""
     body, key = opened(CERTIFICATE, statement)
     if not fits(body, TOLD):
         raise Refused("certificate: not as a guard writes it")
     site = plain(body["site"])
-    try:
-        lines = body["releases"]
-        recounted = recounted_epsilon(lines, body["delta"])
-        right = body["epsilon"] >= recounted * (1 - 1e-6)
-        right = right and (document is None or lines == [marked(line, document.plan) for line in lines])
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-        raise Refused(f"certificate of {site}: its releases are none") from None
-    if not right:
-        raise Refused(f"certificate of {site}: its releases come to epsilon {rounded_up(recounted)}")
     if document is not None and document.keys.get(body["site"]) != key:
         raise Refused(f"certificate of {site}: signed with another key than the plan's")
+    try:
+        if document is not None:
+            check_planned(body, document)
+        recounted, total = recounted_epsilon(body["releases"], body["delta"]), total_of_run(body)
+    except Refused:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+        raise Refused(f"certificate of {site}: its releases are none") from None
+    if body["epsilon"] < recounted * (1 - 1e-6):
+        raise Refused(f"certificate of {site}: its releases come to epsilon {rounded_up(recounted)}")
+    if body["runs"] < 1 or body["total_epsilon"] < total * (1 - 1e-4):
+        raise Refused(f"certificate of {site}: over all runs it says less than this run's {rounded_up(total)}")
     return body, key
+
+
+def total_of_run(body: Mapping[str, Any]) -> float:
+    """What this run takes of the total over all runs, which is at a delta of its own."""
+    return accountant.epsilon(read(body["releases"]), body["total_delta"])
+
+
+def check_planned(body: Mapping[str, Any], document: Document) -> None:
+    """Delta, streams, sampling and noise are the plan's, and no stream was released more often."""
+    plan, site, lines = document.plan, plain(body["site"]), body["releases"]
+    spent = plan.spent(document.sites.index(body["site"])) if plan.private else []
+    planned = {line["stream"]: marked(line, plan) for line in written(spent)}
+    if body["delta"] != plan.config.privacy.delta or body["sees"] != plan.channel.sees:
+        raise Refused(f"certificate of {site}: its delta, or who sees what, is not the plan's")
+    if len({line["stream"] for line in lines}) < len(lines):
+        raise Refused(f"certificate of {site}: a stream stands in it twice")
+    for line in lines:
+        right = planned.get(line["stream"])
+        if right is None or canonical(line | {"count": right["count"]}) != canonical(right):
+            raise Refused(f"certificate of {site}: releases that are not the plan's, or with other noise")
+        if type(line["count"]) is not int or not 1 <= line["count"] <= right["count"]:
+            raise Refused(f"certificate of {site}: a number of releases that the plan does not have")
+    if planned and not lines and document.waits and not plan.config.privacy.missing:
+        raise Refused(f"certificate of {site}: no releases, under a plan that waits for every site")
 
 
 def said(body: Mapping[str, Any], key: str) -> str:
