@@ -16,6 +16,7 @@ from silodp.deploy.ledger import Ledger
 from silodp.deploy.silo import SiloServer
 from silodp.deploy.silo_process import account_arrays, respond
 from silodp.deploy.spending import written
+from silodp.deploy.vouch import points_of
 from silodp.deploy.wire import decode, encode
 from silodp.errors import Refused
 from silodp.facts import Stream
@@ -103,7 +104,7 @@ class Desk:
             entries = witness.check_same(header.get("echo"), *self.seen, entries)
         told, message = self._answered(header, arrays)
         if witness is not None:
-            self.seen = key, hashlib.sha256(encode({}, dict(sorted(arrays.items())))).hexdigest()
+            self.seen = key, points_of(arrays)
             told["seen"] = witness.saw(*self.seen, self.ledger.head.seq)
         self.entries = entries
         body = hashlib.sha256(encode(told, message)).hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -18,8 +18,12 @@ from silodp.channels.sealed import Terms
 from silodp.deploy.links import Answer, Link, heard
 from silodp.deploy.shuffler import split
 from silodp.deploy.shuffling import PARCEL
+from silodp.deploy.vouch import entries_of, points_of
 from silodp.deploy.wire import encode
 from silodp.errors import Refused
+
+if TYPE_CHECKING:
+    from silodp.deploy.document import Document
 
 Rpc = Callable[[str, bytes], bytes]
 Head = tuple[int, str]
@@ -50,8 +54,12 @@ class Echoes:
 class Remote:
     """One guard, as a `MessageFederation` speaks to it."""
 
-    def __init__(self, site: str, rpc: Rpc, pool: ThreadPoolExecutor, run: str, echoes: Echoes):
-        self.site, self.rpc, self.pool, self.run, self.echoes = site, rpc, pool, run, echoes
+    def __init__(
+        self, site: str, rpc: Rpc, pool: ThreadPoolExecutor, run: str, echoes: Echoes, signed: Document | None = None
+    ):
+        """`signed`: the plan whose sites sign what they see. What is forged is noticed here, not at an honest site."""
+        self.site, self.rpc, self.pool, self.run, self.echoes, self.signed = site, rpc, pool, run, echoes, signed
+        self.shown = ""  # the digest of the points that went out last
         self.done: list[str] = []  # questions that the server's checkpoint covers: told with the next one
         self.asked: list[str] = []  # since the last checkpoint
         self.opened: Head = (0, "")  # the last entry of the site's ledger when it took the plan
@@ -67,6 +75,7 @@ class Remote:
             header = header | {"echo": self.echoes.of(self.site), "done": self.done}
         elif header["kind"] == "sum":
             question = f"sum {header['round']}/{header['query']}/{header['step']}"
+        self.shown = points_of(arrays)
         data = encode(header | {"run": self.run}, dict(arrays))
         self.bytes[1] += len(data)
         self._pending = question, header["kind"] == "plan", self.pool.submit(self.rpc, self.site, data)
@@ -78,14 +87,23 @@ class Remote:
         self.bytes[0] += len(data)
         self.heard_at = time.time()
         header, arrays = heard(data)
+        if opens:
+            self.opened = self._grown(header.get("ledger"), 0)
         if question and header.get("kind") != "grid":  # that is no answer yet: nothing was spent
             self.head = self._grown(header.get("ledger"), self.head[0] + 1)
             self.asked.append(question)
-        if opens:
-            self.opened = self._grown(header.get("ledger"), 0)
-        if question.startswith("ask") and "seen" in header:
-            self.echoes.add(self.site, question, header["seen"])
+            if question.startswith("ask"):
+                self._saw(question, header.get("seen"))
         return header, arrays
+
+    def _saw(self, question: str, seen: Any) -> None:
+        if self.signed is None:
+            return
+        try:
+            entries_of(self.signed, seen, self.site, question, self.shown)
+        except Refused:
+            raise Refused(f"site {self.site}: has not signed the points that it was shown") from None
+        self.echoes.add(self.site, question, seen)
 
     def _grown(self, head: Any, least: int) -> Head:
         """A ledger only grows. One that does not was put back from a copy, or there are two of it."""

@@ -65,7 +65,7 @@ class Driver:
     ):
         self.document, self.approvals, self.folder, self.say = document, approvals, folder, say
         self.plan, self.echoes = document.plan, Echoes()
-        links = {site: Remote(site, rpc, pool, document.run, self.echoes) for site in document.parties}
+        links = {site: Remote(site, rpc, pool, document.run, self.echoes, document) for site in document.parties}
         self.links = [links[site] for site in document.sites]
         self.parties = list(links.values())  # the shuffler too, if there is one
         self.model: Model = trained_model(self.plan.config, self.plan.facts)

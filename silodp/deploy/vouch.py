@@ -7,11 +7,13 @@ that goes back, which is how a ledger looks that was put back from a copy togeth
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from silodp.deploy.policy import Denied
 from silodp.deploy.signing import Key, check
+from silodp.deploy.wire import encode
 from silodp.errors import Refused
 
 if TYPE_CHECKING:
@@ -47,24 +49,35 @@ class Vouch:
         if missing and len(told) < len(shown) - missing:
             raise Denied("seen")
         for site in shown if self.document.waits and not missing else told:
-            now[site] = self._entries(told.get(site), site, question, points)
+            now[site] = entries_of(self.document, told.get(site), site, question, points)
             if now[site] <= entries.get(site, -1):
                 raise Denied("behind")
         return now
-
-    def _entries(self, seen: Any, site: str, question: str, points: str) -> int:
-        if not isinstance(seen, list) or len(seen) != 3 or seen[0] != points or site not in self.document.keys:
-            raise Denied("seen")
-        try:
-            signed = self._bound(f"{question}|{points}|{int(seen[1])}")
-            check(self.document.keys[site], SEEN, signed, bytes.fromhex(str(seen[2])))
-        except (Refused, ValueError, TypeError):
-            raise Denied("seen") from None
-        return int(seen[1])
 
     def _shown(self, question: str) -> list[str]:
         round = int(question.split()[1].partition("/")[0])
         return [self.document.sites[i] for i in self.document.plan.facts.present(round)]
 
     def _bound(self, body: str) -> bytes:
-        return f"{self.document.run}|{self.document.fingerprint}|{body}".encode()
+        return bound(self.document, body)
+
+
+def bound(document: Document, body: str) -> bytes:
+    return f"{document.run}|{document.fingerprint}|{body}".encode()
+
+
+def points_of(arrays: Mapping[str, Any]) -> str:
+    """The digest of the points that come with a question."""
+    return hashlib.sha256(encode({}, dict(sorted(arrays.items())))).hexdigest()
+
+
+def entries_of(document: Document, seen: Any, site: str, question: str, points: str) -> int:
+    """How long a site's ledger was when it was shown these points, if it has signed so (`Vouch.saw`)."""
+    if not isinstance(seen, list) or len(seen) != 3 or seen[0] != points or site not in document.keys:
+        raise Denied("seen")
+    try:
+        signed = bound(document, f"{question}|{points}|{int(seen[1])}")
+        check(document.keys[site], SEEN, signed, bytes.fromhex(str(seen[2])))
+    except (Refused, ValueError, TypeError):
+        raise Denied("seen") from None
+    return int(seen[1])
