@@ -875,10 +875,10 @@ MUTANTS = [
         "tests/test_fresh_coins.py::test_silos_of_a_simulation_have_noise_of_their_own",
     ),
     Mutant(
-        "cheapest-silo", "silodp/run/selection.py",
+        "cheapest-records", "silodp/run/selection.py",
         "return max(mixed_selection_epsilon(", "return min(mixed_selection_epsilon(",
-        "a selection costs what it costs the best protected silo",
-        "tests/test_selection.py::test_the_price_is_that_of_the_dearest_silo",
+        "a selection costs what it costs the records that pay less: those trained on, or those held out",
+        "tests/test_selection.py::test_a_selections_price_is_that_of_the_records_that_pay_more",
     ),
     Mutant(
         "trials-share-noise", "silodp/run/selection.py",
