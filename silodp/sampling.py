@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from silodp.gradients.blocks import MOST_RECORDS, SLACK, UNIT, whole_runs
+from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, order_error, sampled_run, whole_runs
 from silodp.privacy import kinds
 from silodp.randomness import Randomness
 
@@ -40,6 +40,8 @@ class Batch(eqx.Module):
     weights: Float[Array, " b"]
     divisor: Float[Array, ""]
     rows: Int[Array, " b"]  # where the records stand in the silo; padding points behind the last row
+    run: int = eqx.field(static=True, default=RUN)  # records that are added in float32, at most
+    loose: float = eqx.field(static=True, default=0.0)  # see `BatchRule.loose`
 
 
 @runtime_checkable
@@ -68,13 +70,17 @@ class BatchRule(eqx.Module):
 
     def bound_over_clip(self, records: int) -> float:
         """How far the mean moves, in clip norms, when one record is replaced."""
-        return MOVES / self.divisor(records)
+        return (MOVES + 2 * self.loose(records)) / self.divisor(records)
+
+    def loose(self, records: Any) -> float:
+        """What a drawn record moves the sum beyond SLACK, in clip norms, since it moves others to other runs."""
+        return 0.0
 
     def longest_over_clip(self) -> float:
         """How long a released mean can be, in clip norms."""
         return 1 + SLACK
 
-    def most(self, records: int) -> int:
+    def most(self, records: Any) -> int:
         """The most records that a batch can hold."""
         return math.ceil(self.divisor(records))
 
@@ -121,7 +127,16 @@ def places_of(joins: Bool[Array, " n"], slots: int, beyond: int) -> Int[Array, "
     return jnp.where(order <= upto[-1], block * BLOCK + place, beyond).astype(jnp.int32)
 
 
-class Poisson(BatchRule):
+class Sampled(BatchRule):
+    """Drawn records stand side by side. One that is drawn or not moves all behind it, so their sum is rounded anew:
+    runs are so short that this stays within SLACK, or, in very large batches, the rest of it is charged."""
+
+    def loose(self, records: Any) -> float:
+        slots = self.most(records)
+        return max(0.0, order_error(slots, sampled_run(slots)) - SLACK)
+
+
+class Poisson(Sampled):
     """Each record joins by its own coin with probability batch/n; the sum is divided by the expected size `batch`."""
 
     batch: int = eqx.field(static=True)
@@ -138,7 +153,8 @@ class Poisson(BatchRule):
         joins = joins & (jnp.arange(whole) < silo.size)
         chosen = places_of(joins, whole_runs(min(length, self.most(length))), length)
         weights = (chosen < length).astype(jnp.float32)
-        return Batch(take(silo.records, chosen), weights, jnp.float32(self.expected(silo.size)), chosen)
+        run, divisor = sampled_run(self.most(length)), jnp.float32(self.expected(silo.size))
+        return Batch(take(silo.records, chosen), weights, divisor, chosen, run, self.loose(length))
 
     def expected(self, records: Any) -> Any:
         return self.batch
@@ -146,7 +162,7 @@ class Poisson(BatchRule):
     def divisor(self, records: int) -> float:
         return float(self.expected(records))
 
-    def most(self, records: int) -> int:
+    def most(self, records: Any) -> int:
         return poisson_capacity(math.ceil(self.expected(records)))
 
     def sampling(self, records: int) -> kinds.Sampling:
@@ -154,7 +170,7 @@ class Poisson(BatchRule):
         return kinds.Full() if rate == 1 else kinds.Poisson(rate)
 
     def longest_over_clip(self) -> float:
-        return (1 + SLACK) * whole_runs(poisson_capacity(self.batch)) / self.batch
+        return (1 + SLACK) * whole_runs(poisson_capacity(self.batch)) / self.batch  # of full slots: far above `loose`
 
     def check(self, name: str, records: int) -> None:
         _check_size(name, self.batch, records, self.key)
@@ -181,7 +197,7 @@ class Share(Poisson):
             )
 
 
-class FixedSize(BatchRule):
+class FixedSize(Sampled):
     """Exactly `batch` records, uniformly without replacement."""
 
     batch: int = eqx.field(static=True)
@@ -195,8 +211,8 @@ class FixedSize(BatchRule):
         last = jnp.min(jax.lax.top_k(tickets, self.batch)[0])
         tickets = jnp.where(tickets > last, 1.0, jnp.where(tickets == last, again, -1.0))
         chosen = jax.lax.top_k(tickets, self.batch)[1]
-        weights = jnp.ones((self.batch,), jnp.float32)
-        return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch), chosen)
+        weights, run = jnp.ones((self.batch,), jnp.float32), sampled_run(self.batch)
+        return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch), chosen, run, self.loose(length))
 
     def divisor(self, records: int) -> float:
         return float(self.batch)
@@ -284,6 +300,10 @@ class Cumulative(OnePass):
         return (1 + SLACK) * self.rounds
 
 
+# Every change of SAGA's table is summed in runs of so many, and after so many changes the whole sum is computed anew.
+TABLE_RUN, TABLE_CHANGES = 8, 64
+
+
 class TwoLevel(Poisson):
     """A Poisson batch of differences of clipped gradients plus a full mean of them, kept in a table (SAGA)."""
 
@@ -291,10 +311,13 @@ class TwoLevel(Poisson):
         """How far the estimate moves, in clip norms, when the replaced record is not drawn, and when it is.
 
         A drawn one has up to three gradients in it: a new and an old one in the batch's mean, which the old one's part
-        of the full mean shortens. Each of the three sums has its own rounding.
+        of the full mean shortens. Each of the three sums has its own rounding. The table's sum has that of all changes
+        since it was computed anew, which hidden coins of earlier rounds may have put in any order.
         """
-        in_batch, in_all = 2 / self.batch, 2 / records
-        return in_all * (1 + SLACK), 2 * in_batch - in_all + SLACK * (2 * in_batch + in_all)
+        in_batch, in_all, slots = 2 / self.batch, 2 / records, self.most(records)
+        loose = max(0.0, order_error(slots, TABLE_RUN) - SLACK)
+        in_table = in_all * (SLACK + TABLE_CHANGES * order_error(slots, TABLE_RUN))
+        return in_all + in_table, 2 * in_batch * (1 + SLACK + loose) - in_all + in_table
 
     def bound_over_clip(self, records: Any) -> Any:
         return self.moves(records)[1]
@@ -319,8 +342,8 @@ class Recomputed(TwoLevel):
     """
 
     def moves(self, records: Any) -> tuple[Any, Any]:
-        in_batch, in_all = 2 / self.batch, 2 / records
-        return in_all * (1 + SLACK), (2 * in_batch + in_all) * (1 + SLACK)
+        in_batch, in_all = 2 * (1 + SLACK + self.loose(records)) / self.batch, 2 * (1 + SLACK) / records
+        return in_all, 2 * in_batch + in_all
 
 
 def build_rule(kind: str | None, batch: int | None, rounds: int, key: str = "batch") -> BatchRule:

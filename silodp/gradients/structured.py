@@ -18,6 +18,7 @@ from silodp.gradients.blocks import (
     RUN,
     SMALLEST_BLOCK,
     UNIT,
+    block_of_sums,
     clip_factor,
     computed_once,
     rarely,
@@ -79,12 +80,15 @@ def clipped_sum(
     clip: Float[Array, ""],
     penalty: PyTree | None,
     microbatch: int | None,
+    run: int,
 ) -> PyTree:
     """`penalty`: a gradient that is added to every record's before clipping. Silos stacked by vmap share products."""
     size = microbatch or block_size(structure, len(points))
+    if run < RUN:
+        size = min(size, block_of_sums(points[0], run))
     added = None if penalty is None else jax.tree.leaves(penalty)
     question = Question(points, coefficients, clip, added, structure.traced.consts)
-    run = RUN if penalty is None else PENALISED_RUN
+    run = run if penalty is None else PENALISED_RUN
     one = lambda question, records, weights: sum_in_blocks(
         lambda *block: [leaf[0] for leaf in run_sums(structure, question, run, *block)], records, weights, size, run
     )

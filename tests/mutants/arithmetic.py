@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.mutants.harness import Mutant
 
 NOISE, SUMS = "silodp/noise.py", "tests/rounding/test_arithmetic.py::"
+DRAWN = "tests/rounding/test_drawn_records.py::"
 DRAWS = "tests/test_noise.py::"
 BOUNDARY = DRAWS + "test_a_boundary_within_the_word_is_decided_by_further_bits"
 TAILS = DRAWS + "test_tails_beyond_five_standard_deviations"
@@ -24,6 +25,18 @@ ARITHMETIC = [
     Mutant(
         "products-contracted", "silodp/doubles.py", "return jnp.where(value == value, value, jnp.inf)", "return value",
         "what is added to a sum depends on the sum", SUMS + "test_products_are_rounded_before_they_are_added",
+    ),
+    Mutant(
+        "drawn-records-in-long-runs", "silodp/sampling.py", "run, divisor = sampled_run(self.most(length)), ", "run, divisor = RUN, ",
+        "a record that is drawn moves others to other runs", DRAWN + "test_a_record_that_is_drawn_moves_a_poisson_batch_by_half_the_bound[1893-statistic]",
+    ),
+    Mutant(
+        "fixed-batches-in-long-runs", "silodp/sampling.py", "jnp.float32), sampled_run(self.batch)", "jnp.float32), RUN",
+        "a record that is drawn moves others to other runs", DRAWN + "test_every_rule_that_draws_has_short_runs",
+    ),
+    Mutant(
+        "large-batches-not-charged", "silodp/sampling.py", "return max(0.0, order_error(slots, sampled_run(slots)) - SLACK)", "return 0.0",
+        "rounding of very large batches is within no slack", DRAWN + "test_every_rule_that_draws_charges_what_its_runs_leave",
     ),
     Mutant(
         "low-half-dropped", "silodp/doubles.py", "return normal(high, self.low + rest)", "return normal(high, self.low)",
@@ -94,7 +107,7 @@ ARITHMETIC = [
         "a running sum rounds neighbours apart", "tests/rounding/test_long_memories.py::test_a_running_sum_of_many_rounds_moves_by_no_more_than_its_bound",
     ),
     Mutant(
-        "table-never-renewed", "silodp/algorithms/soteria.py", "old = table.age >= RENEWED if silo.alone", "old = jnp.bool_(False) if silo.alone",
+        "table-never-renewed", "silodp/algorithms/soteria.py", "old = table.age >= TABLE_CHANGES if silo.alone", "old = jnp.bool_(False) if silo.alone",
         "the rounding of a table's sum grows for ever", "tests/rounding/test_long_memories.py::test_sagas_estimates_move_by_no_more_than_their_bound_over_all_refreshes",
     ),
     # --- the exact Gaussian ---
