@@ -88,7 +88,8 @@ def select_privately(
     outcome = outcomes[best_of(outcomes, base.sweep.select)]
     outcome.values.pop("run.seed")
     statement = certified(outcome, plans, prices, trials)
-    return Chosen(outcome, base.sweep.select, max(prices), plans[0].config.privacy.delta, trials.mean, statement)
+    price, delta = statement["selection"]["price"], plans[0].config.privacy.delta
+    return Chosen(outcome, base.sweep.select, price, delta, trials.mean, statement)
 
 
 def plans_of(base: Config, grid: list[dict[str, Value]], data: FederatedData | None, model: Model | None) -> list[Plan]:
@@ -113,8 +114,8 @@ def certified(outcome: Outcome, plans: list[Plan], prices: list[float], trials: 
     """The winner's certificate, with the price of having chosen it in the place of what one run costs."""
     plan, delta = outcome.prepared.plan, outcome.prepared.config.privacy.delta
     assert outcome.spent is not None
-    made = identity(plan, model_of(outcome))
-    tree = certificate(plan, outcome.spent, replace(context_of(outcome.prepared), chosen=max(prices), made=made))
+    made, dearest = identity(plan, model_of(outcome)), max(prices)
+    tree = certificate(plan, outcome.spent, replace(context_of(outcome.prepared), chosen=dearest, made=made))
     for i, (silo, price) in enumerate(zip(tree["silos"], prices, strict=True)):
         gaussian = all(gdp(each.spent(i)) is not None for each in plans)
         groups = [{"records": k, "epsilon": price_of(plans, i, trials, k), "delta": delta} for k in (2, 5) if gaussian]
@@ -122,7 +123,7 @@ def certified(outcome: Outcome, plans: list[Plan], prices: list[float], trials: 
             "epsilon_of_one_run": silo["epsilon"], "epsilon": price, "gdp_mu": None, "curve": [], "collusion": None,
             "several_records_of_one_person": groups,
         }  # fmt: skip
-    return tree | {"selection": {"mean_trials": trials.mean, "price": max(prices), "delta": delta}}
+    return tree | {"selection": {"mean_trials": trials.mean, "price": dearest, "delta": delta}}
 
 
 def model_of(outcome: Outcome) -> bytes:

@@ -875,6 +875,11 @@ MUTANTS = [
         "tests/test_fresh_coins.py::test_silos_of_a_simulation_have_noise_of_their_own",
     ),
     Mutant(
+        "cheapest-silo", "silodp/run/selection.py", "dearest = identity(plan, model_of(outcome)), max(prices)",
+        "dearest = identity(plan, model_of(outcome)), min(prices)", "a selection costs what it costs the largest silo",
+        "tests/test_selection.py::test_the_winner_costs_what_the_theorem_says",
+    ),
+    Mutant(
         "cheapest-records", "silodp/run/selection.py",
         "return max(mixed_selection_epsilon(", "return min(mixed_selection_epsilon(",
         "a selection costs what it costs the records that pay less: those trained on, or those held out",
