@@ -23,6 +23,7 @@ from jaxtyping import Array, PyTree
 from silodp.core import Silo, Site, ask, privatised
 from silodp.deploy.shuffling import LocalOutbox
 from silodp.deploy.wire import encode
+from silodp.digits import rounded_up
 from silodp.errors import Refused
 from silodp.facts import Facts, Stream
 from silodp.objective import build_objective, example_record, with_penalty
@@ -159,7 +160,7 @@ class SiloServer:
             return
         told, promised = self.whole.epsilon(self.index), self._promised()
         if not told <= promised * (1 + 1e-4):
-            raise Refused(f"setup: this noise gives epsilon {told:.6g}, the config says {promised:.6g}")
+            raise Refused(f"setup: this noise gives epsilon {rounded_up(told, 6)}, the config says {promised:.6g}")
 
     def _promised(self) -> float:
         """The epsilon of this silo's records by the config alone."""

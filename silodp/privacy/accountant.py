@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from silodp import __version__, cache
+from silodp.digits import rounded_up
 from silodp.later import Later
 from silodp.privacy import gaussian
 from silodp.privacy.coins import beyond
@@ -152,7 +153,9 @@ def calibrate(
     if loss or lost:
         epsilon, delta = epsilon - loss, within(delta, epsilon, loss, lost)
         if not (epsilon > 0 and delta > 0):
-            raise ValueError(f"epsilon: out of reach, {loss:.3g} of it and {lost:.3g} of delta are what sums lose")
+            raise ValueError(
+                f"epsilon: out of reach, {rounded_up(loss, 3)} of it and {rounded_up(lost, 3)} of delta are what sums lose"
+            )
     excess = lambda log_t: math.log(
         max(_ideal_delta(_noised(releases, base, math.exp(log_t), already), epsilon), _TINY) / delta
     )
@@ -377,7 +380,9 @@ def _exact_scale(
 def _check_reachable(already: Sequence[Spent], target: float, delta: float) -> None:
     smallest = _ideal_epsilon(already, delta)
     if smallest >= target:
-        raise ValueError(f"epsilon = {target}: out of reach, already spent is {smallest:.6g} at delta = {delta}")
+        raise ValueError(
+            f"epsilon = {target}: out of reach, already spent is {rounded_up(smallest, 6)} at delta = {delta}"
+        )
 
 
 def _searched(asked: tuple[Any, ...], excess: Callable[[float], float], guess: float) -> float:
