@@ -153,9 +153,8 @@ def calibrate(
     if loss or lost:
         epsilon, delta = epsilon - loss, within(delta, epsilon, loss, lost)
         if not (epsilon > 0 and delta > 0):
-            raise ValueError(
-                f"epsilon: out of reach, {rounded_up(loss, 3)} of it and {rounded_up(lost, 3)} of delta are what sums lose"
-            )
+            told = f"{rounded_up(loss, 3)} of it and {rounded_up(lost, 3)} of delta"
+            raise ValueError(f"epsilon: out of reach, {told} are what sums lose")
     excess = lambda log_t: math.log(
         max(_ideal_delta(_noised(releases, base, math.exp(log_t), already), epsilon), _TINY) / delta
     )
