@@ -65,6 +65,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_ledger::test_a_server_notices_a_ledger_that_does_not_grow",
         "test_deploy_ledger::test_a_server_that_resumes_notices_a_ledger_that_was_put_back",
         "test_deploy_ledger::test_other_sites_notice_a_folder_that_was_put_back_whole",
+        "test_deploy_ledger::test_other_sites_notice_in_the_next_run_that_a_folder_was_put_back",
         "test_deploy_ledger::test_the_counter_knows_of_an_entry_before_its_answer_leaves",
     ),
     "a question twice, out of order, or that the plan does not have": (

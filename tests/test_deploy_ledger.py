@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from silodp.deploy.blobs import LARGE
+from silodp.deploy.document import Document
 from silodp.deploy.ledger import Head, Ledger
 from silodp.deploy.remote import Echoes, Remote
 from silodp.deploy.wire import encode
@@ -165,11 +166,7 @@ def test_other_sites_notice_a_folder_that_was_put_back_whole(tmp_path):
     """Its counter went back with it, so that the site itself cannot tell. One round later the others can."""
     sites = Federation(tmp_path / "sites")
     document = sites.document()
-    approvals, run, south = sites.approve(document), document.run, sites.folders["south"]
-    for site in document.sites:
-        assert sites.open(site, document, approvals)["kind"] == "ready"
-        sites.ask(site, {"kind": "start", "run": run}, x0=X0)
-    first = {site: asked(sites, run, site, "value", 0)["seen"] for site in document.sites}
+    run, south, first = document.run, sites.folders["south"], first_answers(sites, document)
     sites.end("south")
     shutil.copytree(south, tmp_path / "backup")
     second = {site: asked(sites, run, site, "difference", 1, first)["seen"] for site in document.sites}
@@ -181,4 +178,25 @@ def test_other_sites_notice_a_folder_that_was_put_back_whole(tmp_path):
         "south": asked(sites, run, "south", "value", 2, first)["seen"],
     }
     assert asked(sites, run, "north", "difference", 3, third)["code"] == "behind"
+    longest = {sites.keys[site].public: second[site][1] for site in document.sites}
+    assert sites.guard("north").ledger.peers() == longest  # also for the next run
     sites.close()
+
+
+def test_other_sites_notice_in_the_next_run_that_a_folder_was_put_back(sites):
+    """Its total would forget an earlier run. The others remember how long its ledger was, by its key."""
+    document, ledger = sites.document(), sites.guard("north").ledger
+    with ledger.event({"kind": "seen in an earlier run"}):
+        ledger.note_peers({sites.keys["south"].public: 3})
+    echo = first_answers(sites, document)
+    assert echo["south"][1] == 3
+    assert asked(sites, document.run, "north", "difference", 1, echo)["code"] == "behind"
+
+
+def first_answers(sites: Federation, document: Document) -> dict[str, Any]:
+    """Of a run that begins: what the sites have signed."""
+    approvals = sites.approve(document)
+    for site in document.sites:
+        assert sites.open(site, document, approvals)["kind"] == "ready"
+        sites.ask(site, {"kind": "start", "run": document.run}, x0=X0)
+    return {site: asked(sites, document.run, site, "value", 0)["seen"] for site in document.sites}

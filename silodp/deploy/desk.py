@@ -52,6 +52,10 @@ class Witness(Protocol):
 
     def check_same(self, echo: Any, question: str, points: str, entries: Mapping[str, int]) -> dict[str, int]: ...
 
+    def by_key(self, entries: Mapping[str, int]) -> dict[str, int]: ...
+
+    def of_sites(self, entries: Mapping[str, int]) -> dict[str, int]: ...
+
 
 class Desk:
     """Answers of one run, each on the disk before it leaves.
@@ -66,6 +70,7 @@ class Desk:
         self.entries: dict[str, int] = {}  # how long each site's ledger was when it last signed
         self.stored: dict[str, bytes] = {}  # digests of the parts of the state on the disk
         if ledger.run(run) is None:
+            self.entries = {} if witness is None else witness.of_sites(ledger.peers())
             ledger.begin(run, fingerprint, self._lines(silo.whole.releases(silo.index)), self._changed())
         else:
             self._restore(ledger.state(run))
@@ -114,6 +119,7 @@ class Desk:
         with self.ledger.event(event) as head:
             reply = encode(told | {"ledger": list(head)}, message)
             self.ledger.add_answer(self.run, key, question, reply, counted, state, time.process_time() - began)
+            self.ledger.note_peers({} if witness is None else witness.by_key(entries))
             self.ledger.drop(self.run, self._covered(header))
         self.ahead, self.asked = False, asked
         return reply

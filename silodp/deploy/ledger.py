@@ -31,6 +31,7 @@ create table if not exists run(run text primary key, fingerprint text not null, 
                                reserved text not null, counted text not null, closed real, cpu real not null);
 create table if not exists answer(run text, key text, question blob not null, reply blob, primary key(run, key));
 create table if not exists state(run text, name text, data blob not null, primary key(run, name));
+create table if not exists peer(key text primary key, entries integer not null);
 create table if not exists refusal(at real not null, code text not null, detail text not null);
 create table if not exists chain(seq integer primary key, at real not null, event text not null, head text not null);
 """
@@ -283,6 +284,13 @@ class Ledger:
         for key in keys:
             self.swept = False
             self.db.execute("update answer set reply = null where run = ? and key = ?", (run, key))
+
+    def note_peers(self, entries: Mapping[str, int]) -> None:
+        """Inside `event`: how long others' ledgers were when they last signed, by public key. Kept over runs."""
+        self.db.executemany("insert or replace into peer values(?, ?)", list(entries.items()))
+
+    def peers(self) -> dict[str, int]:
+        return dict(self.db.execute("select key, entries from peer"))
 
     def _put_state(self, run: str, state: Mapping[str, bytes]) -> None:
         rows = [(run, name, self._kept(data)) for name, data in state.items()]

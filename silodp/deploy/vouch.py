@@ -54,6 +54,14 @@ class Vouch:
                 raise Denied("behind")
         return now
 
+    def by_key(self, entries: Mapping[str, int]) -> dict[str, int]:
+        """Lengths of ledgers by public key: a site is the same one in another run if it has the same key."""
+        return {self.document.keys[site]: length for site, length in entries.items()}
+
+    def of_sites(self, entries: Mapping[str, int]) -> dict[str, int]:
+        """The same by the names that this plan has for the keys."""
+        return {site: entries[key] for site, key in self.document.keys.items() if key in entries}
+
     def _shown(self, question: str) -> list[str]:
         round = int(question.split()[1].partition("/")[0])
         return [self.document.sites[i] for i in self.document.plan.facts.present(round)]

@@ -42,6 +42,12 @@ DEPLOYED = [
         "tests/test_deploy_ledger.py::test_other_sites_notice_a_folder_that_was_put_back_whole",
     ),
     Mutant(
+        "peers-forgotten-between-runs", "silodp/deploy/desk.py",
+        "witness.of_sites(ledger.peers())", "{}",
+        "a site that was put back from a copy forgets an earlier run, and the others go on with it",
+        "tests/test_deploy_ledger.py::test_other_sites_notice_in_the_next_run_that_a_folder_was_put_back",
+    ),
+    Mutant(
         "server-believes-a-clone", "silodp/deploy/remote.py",
         "        if head[0] < least:", "        if False:",
         "two ledgers of one site answer in turn",
