@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         "two-level-bound", "silodp/sampling.py",
-        "2 * in_batch - in_all + SLACK", "in_batch + in_all + SLACK",
+        "2 * in_batch * (1 + SLACK + loose) - in_all", "in_batch * (1 + SLACK + loose) + in_all",
         "SVRG's and SAGA's noise too small: the worst neighbour moves all three gradients",
         "tests/rounding/test_worst_neighbours.py::test_the_bound_is_reached_and_never_exceeded",
     ),
