@@ -242,11 +242,12 @@ def fit_with(
     title = (
         f"{type(estimator).__name__}: {config.model.kind if own is None else own.name} model by {done.algorithm}, "
         f"trust {config.privacy.trust}, silos: {len(data.silos)}, records: {sum(data.sizes)}"
-    ) + (
-        f"\nEvery number is a broken line of {knots} knots: records are enough for an additive model." if knots else ""
     )
     estimator.held_out_ = done.held_out
-    estimator.report_ = report(title, done.certificate, estimator.delta is None, done.held_out)
+    lines = f"Every number is a broken line of {knots} knots: records are enough for an additive model.\n"
+    estimator.report_ = report(title, done.certificate, estimator.delta is None, done.held_out) + (
+        lines if knots else ""
+    )
     return estimator
 
 
