@@ -162,6 +162,9 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_randomness::test_seeded_numbers_are_those_of_jax_random": ("shape2",),
     "test_reproduce::test_results_of_another_description_are_not_shown": (),
     "test_reproduce_checks::test_the_columns_are_those_of_a_history": ("regression-linear",),
+    "test_reproduce::test_the_settings_chosen_are_shown_and_marked_at_an_end_of_their_grid": (),
+    "test_selection::test_the_number_of_trials_is_shown_nowhere": (),
+    "test_twins_batches::test_spider_with_two_sizes_of_batches_absent_silos_and_adam": (),
     "test_server::test_the_operator_of_a_sum_is_the_minimum_of_the_sum": ("parts0", "parts2"),
     "test_shuffle_binomial::test_without_a_clip_norm_nothing_is_sent": ("nan",),
     "test_theorems::test_a_theorem_is_named_only_where_its_conditions_hold": (
@@ -171,6 +174,10 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_weights::test_a_weight_counts_after_the_clip": ("general",),
     "test_weights::test_no_weight_moves_a_sum_beyond_its_bound": ("1.0-structured", "*-general"),
     "test_arithmetic::test_a_statistic_of_any_type_of_number_is_clipped": ("int32-50000", "int8-16", "float16-*"),
+    "test_drawn_records::test_a_record_that_is_drawn_moves_a_poisson_batch_by_half_the_bound": (
+        "*-statistic", "1893-structured",
+    ),
+    "test_drawn_records::test_another_record_of_a_fixed_batch_moves_it_by_no_more_than_the_bound": ("statistic",),
     "test_mixed_networks::test_no_record_moves_the_sum_of_a_mixed_network_beyond_its_bound": (
         "tokens-difference", "images-value", "shared-value",
     ),
