@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -61,6 +62,20 @@ def test_large_values_are_in_files_that_go_when_no_row_names_them(ledger):
         assert file.stat().st_mode & 0o077 == 0
     ledger.finish(RUN)
     assert files(ledger) == set()
+
+
+def test_entries_tell_nothing_of_a_state_that_could_be_tried_out(tmp_path):
+    """A state may hold exact gradients. Who guesses it must not see in the entries whether the guess is right."""
+    told = []
+    for name in ("one", "other"):
+        opened = Ledger(tmp_path / f"{name}.db", tmp_path / f"{name}.counter")
+        opened.begin(RUN, "plan", [], {"memory": b"exact"})
+        told.append(opened.db.execute("select event from chain").fetchone()[0])
+        assert not opened.verify()
+        opened.db.execute("update state set data = ? where name = 'memory'", [b"edited"])
+        assert opened.verify() == [f"run {RUN}: its state is not what was written"]
+        opened.close()
+    assert told[0] != told[1] and not any(hashlib.sha256(b"exact").hexdigest() in event for event in told)
 
 
 def test_the_counter_never_goes_back(ledger):

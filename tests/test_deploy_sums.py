@@ -150,6 +150,7 @@ def test_a_server_must_show_what_the_others_saw(sites):
     some = {site: echo[site] for site in ("north", "south", "east")}
     assert vouches["north"].check_same(some, question, points, {}) == dict.fromkeys(some, 5)
     lied = some | {"south": vouches["south"].saw(question, "bb", 5)}
-    for bad in ({"north": echo["north"], "south": echo["south"]}, {}, None, lied):
+    endless = some | {"south": vouches["south"].saw(question, points, 2**63)}
+    for bad in ({"north": echo["north"], "south": echo["south"]}, {}, None, lied, endless):
         with pytest.raises(Denied):
             vouches["north"].check_same(bad, question, points, {})

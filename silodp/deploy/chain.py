@@ -7,6 +7,7 @@ it is known what was approved, reserved, counted and closed, and which state a s
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,9 +32,13 @@ def linked(last: Head, event: Event) -> Head:
     return Head(last.seq + 1, hashed.hexdigest())
 
 
-def digests(parts: Mapping[str, bytes]) -> dict[str, str]:
-    """Of the parts of a silo's state, by name."""
-    return {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+def sealed(secret: bytes, digests: Mapping[str, str]) -> dict[str, str]:
+    """Digests of the parts of a silo's state as they stand in entries, which others may see.
+
+    A state may hold what no noise covers (a table of gradients). Who knows all records but one could try the digest of
+    every candidate; under a secret that stays in the ledger's file there is nothing to try.
+    """
+    return {name: hmac.new(secret, own.encode(), hashlib.sha256).hexdigest() for name, own in digests.items()}
 
 
 @dataclass
@@ -43,7 +48,7 @@ class Told:
     plan: str
     reservation: Any
     count: Any = field(default_factory=list)
-    state: dict[str, str] | None = None  # digests of its parts
+    state: dict[str, str] | None = None  # digests of its parts, `sealed`
     closed: bool = False
 
     def answered(self, counted: Any, changed: dict[str, str] | None) -> None:

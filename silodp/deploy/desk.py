@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from silodp.deploy.chain import digests
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.silo import SiloServer
 from silodp.deploy.silo_process import account_arrays, respond
@@ -115,7 +114,7 @@ class Desk:
         body = hashlib.sha256(encode(told, message)).hexdigest()
         event = {"kind": "answer", "run": self.run, "key": key, "question": question.hex(), "answer": body}
         state, counted = self._changed(asked), self.counted(asked)
-        event |= {"counted": counted, "state": digests(state)}
+        event |= {"counted": counted, "state": self.ledger.digests(state)}
         with self.ledger.event(event) as head:
             reply = encode(told | {"ledger": list(head)}, message)
             self.ledger.add_answer(self.run, key, question, reply, counted, state, time.process_time() - began)

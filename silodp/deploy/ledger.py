@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from silodp.deploy.blobs import Blobs
-from silodp.deploy.chain import FIRST, Event, Head, Told, digests, linked, retold
+from silodp.deploy.chain import FIRST, Event, Head, Told, linked, retold, sealed
 from silodp.deploy.files import alone_with
 from silodp.deploy.signing import canonical
 from silodp.errors import ConfigError, Refused
@@ -31,6 +31,7 @@ create table if not exists run(run text primary key, fingerprint text not null, 
                                reserved text not null, counted text not null, closed real, cpu real not null);
 create table if not exists answer(run text, key text, question blob not null, reply blob, primary key(run, key));
 create table if not exists state(run text, name text, data blob not null, primary key(run, name));
+create table if not exists secret(value blob not null);
 create table if not exists peer(key text primary key, entries integer not null);
 create table if not exists refusal(at real not null, code text not null, detail text not null);
 create table if not exists chain(seq integer primary key, at real not null, event text not null, head text not null);
@@ -94,6 +95,7 @@ class Ledger:
             self.db.execute("pragma journal_mode=wal")
             self.db.execute("pragma synchronous=full")
             self.db.executescript(TABLES)
+            self.db.execute("insert into secret select ? where not exists (select 1 from secret)", [os.urandom(32)])
             self.check_not_behind()
             self.note_last()
         except sqlite3.DatabaseError as error:
@@ -215,11 +217,19 @@ class Ledger:
 
     def begin(self, run: str, fingerprint: str, reserved: list[dict[str, Any]], state: Mapping[str, bytes]) -> None:
         """Reserve the whole plan before anything is computed."""
-        event = {"kind": "begin", "run": run, "plan": fingerprint, "reserved": reserved, "state": digests(state)}
+        event = {"kind": "begin", "run": run, "plan": fingerprint, "reserved": reserved, "state": self.digests(state)}
         with self.event(event):
             row = (run, fingerprint, time.time(), json.dumps(reserved), "[]", None, 0.0)
             self.db.execute("insert into run values(?, ?, ?, ?, ?, ?, ?)", row)
             self._put_state(run, state)
+
+    def digests(self, state: Mapping[str, bytes]) -> dict[str, str]:
+        """Of the parts of a silo's state, as an entry may tell them."""
+        return sealed(self._secret, {name: hashlib.sha256(data).hexdigest() for name, data in state.items()})
+
+    @property
+    def _secret(self) -> bytes:
+        return self._one("select value from secret")[0]
 
     def finish(self, run: str) -> None:
         """No further answers; the reservation shrinks to what was counted."""
@@ -339,7 +349,7 @@ class Ledger:
             self.db.execute("release reading")
 
     def _row(self, run: Run) -> Told:
-        state = {name: self.blobs.digest(cell) for name, cell in self._cells(run.run)}
+        state = sealed(self._secret, {name: self.blobs.digest(cell) for name, cell in self._cells(run.run)})
         return Told(run.fingerprint, run.reserved, run.counted, state, run.closed is not None)
 
     def _one(self, sql: str, *given: Any) -> Any:

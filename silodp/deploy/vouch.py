@@ -79,13 +79,18 @@ def points_of(arrays: Mapping[str, Any]) -> str:
     return hashlib.sha256(encode({}, dict(sorted(arrays.items())))).hexdigest()
 
 
+MOST_ENTRIES = 2**53  # of a ledger: what a site signs beyond is no length
+
+
 def entries_of(document: Document, seen: Any, site: str, question: str, points: str) -> int:
     """How long a site's ledger was when it was shown these points, if it has signed so (`Vouch.saw`)."""
     if not isinstance(seen, list) or len(seen) != 3 or seen[0] != points or site not in document.keys:
         raise Denied("seen")
+    if type(seen[1]) is not int or not 0 <= seen[1] < MOST_ENTRIES:
+        raise Denied("seen")
     try:
-        signed = bound(document, f"{question}|{points}|{int(seen[1])}")
+        signed = bound(document, f"{question}|{points}|{seen[1]}")
         check(document.keys[site], SEEN, signed, bytes.fromhex(str(seen[2])))
     except (Refused, ValueError, TypeError):
         raise Denied("seen") from None
-    return int(seen[1])
+    return seen[1]
