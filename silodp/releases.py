@@ -184,7 +184,9 @@ class RecordMean(eqx.Module):
         # A clip below zero (of a schedule that went too far) bounds nothing: a bound below zero lets nothing out, and
         # the account does not settle.
         clip = jnp.inf if self.clip is None else self.clip
-        bound = (self.vectors.moves + 2 * self.batch.loose) * clip / self.batch.divisor
+        # A drawn batch is also compared with one that lacks the record: there squares are as far apart as others.
+        moves = self.vectors.moves if self.batch.run == RUN else MOVES
+        bound = (moves + 2 * self.batch.loose) * clip / self.batch.divisor
         return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
 
     def summed(self, change: Change) -> Shaped[Array, " k"]:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from silodp.doubles import exact
+from silodp.facts import Stream
 from silodp.gradients import SLACK, Regularised, clipped_sum, dense
 from silodp.gradients.blocks import MOST_RECORDS, RUN, SHORTEST_RUN, order_error, run_count, sampled_run
-from silodp.releases import Gradients, RecordMean, Statistic
+from silodp.releases import Gradients, RecordMean, Squares, Statistic
 from silodp.sampling import FixedSize, Poisson, Recomputed, Share, TwoLevel
 
 SAFE = np.float32(1 - 2.0**-18)  # as long as a record may be
@@ -105,6 +106,15 @@ def test_another_record_of_a_fixed_batch_moves_it_by_no_more_than_the_bound(vect
     first, bound = released(rule, vectors, records, n - 1)
     last, _ = released(rule, vectors, records, 0)
     assert 0.9 * bound <= np.linalg.norm(first - last) <= bound
+
+
+def test_a_drawn_square_is_no_nearer_to_a_batch_without_it_than_any_vector():
+    records, rule = np.zeros((50, 2), np.float32), Poisson(40)
+    records[0, 0] = SAFE
+    drawn, bound = released(rule, Squares(lambda z: z, 2), records, None)
+    undrawn, _ = released(rule, Squares(lambda z: z, 2), records, 0)
+    assert 0.9 * bound / 2 <= np.linalg.norm(drawn - undrawn) <= bound / 2
+    assert Stream("moment", 1, rule, squares=True).bound_over_clip(50) == pytest.approx(bound)
 
 
 @pytest.mark.parametrize("slots", [1, 100, 300, 1000, 2000, 20_000, MOST_RECORDS])
