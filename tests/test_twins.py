@@ -256,6 +256,25 @@ def test_mu2_on_any_bounded_set_uses_every_record(trust):
     agrees(carry.drawn, y)
 
 
+def test_mu2s_penalty_counts_as_often_as_its_gradients():
+    """q is t times a gradient: with a prox of one step size for all rounds a penalty would fade away."""
+    rounds, eta, strength = 7, 0.05, 0.3
+    _, carry = ran("mu2", rounds, prox={"kind": "l1", "strength": strength}, diameter=2.0, step_size=eta)
+    ends = [np.cumsum([n // rounds + (r < n % rounds) for r in range(rounds)]) for n in DATA.sizes]
+    w = x = y = q = np.zeros(6)
+    for t in range(1, rounds + 1):
+        chunk = lambda i, t=t: slice(0 if t == 1 else ends[i][t - 2], ends[i][t - 1])
+        part = lambda i, t=t, x=x, y=y, chunk=chunk: clipped(
+            t * gradients(i, x, chunk(i)) - (t - 1) * gradients(i, y, chunk(i)), CLIP
+        )
+        q = q + mean(range(3), part)
+        shrunk = w - eta * q
+        shrunk = np.sign(shrunk) * np.maximum(np.abs(shrunk) - eta * t * strength, 0)
+        w = shrunk / max(1, np.linalg.norm(shrunk))
+        y, x = x, x + 2 / (t + 2) * (w - x)
+    agrees(carry.state.x, y)
+
+
 def test_mu2s_bound_is_that_of_the_smallest_chunk():
     """25 records in 7 rounds: the first chunk has 4, but a later sum also holds records of a chunk of 3."""
     tree = {

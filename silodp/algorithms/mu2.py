@@ -10,7 +10,7 @@
 
 K is the prox where that is a bounded set (ball, box, simplex), else the ball of diameter D around 0, with the prox
 before it. Silo i's chunks share its records out, floor or ceil(n_i / T) of them, none unused; `batch` asks for chunks
-of one size everywhere. The paper assumes |s_i| <= S = G + 2*L*D; clipping s_i to `clip` = S makes the guarantee need no
+of one size everywhere. A penalty's step is alpha_t * step_size, as a gradient's is. The paper assumes |s_i| <= S = G + 2*L*D; clipping s_i to `clip` = S makes the guarantee need no
 assumption. Its Alg. 2 takes the second gradient on another record, which is an erratum. Convex losses.
 
 `weight_power` = p (ours) takes alpha_t = t^p with beta_t = 1 - alpha_{t-1}/alpha_t. Then |s_i| <= t^(p-1) * S with
@@ -95,7 +95,8 @@ class Mu2(Algorithm):
         x = state.ahead
         q = fed.mean(self.corrected, x, state.x)
         rate = self.rate(fed.round)
-        w = self.psi(state.w - rate * self.slope(x, q, self.alpha(t)), rate)
+        # q is alpha_t times a gradient, so a penalty counts alpha_t times as well; a set is the same at any step.
+        w = self.psi(state.w - rate * self.slope(x, q, self.alpha(t)), rate * self.alpha(t))
         total = state.total + self.alpha(t + 1)
         share = 2 / (t + 2) if self.weight_power == 1 else self.alpha(t + 1) / total
         return State(x, x + share * (w - x), w, total)
