@@ -10,8 +10,9 @@
 
 K is the prox where that is a bounded set (ball, box, simplex), else the ball of diameter D around 0, with the prox
 before it. Silo i's chunks share its records out, floor or ceil(n_i / T) of them, none unused; `batch` asks for chunks
-of one size everywhere. A penalty's step is alpha_t * step_size, as a gradient's is. The paper assumes |s_i| <= S = G + 2*L*D; clipping s_i to `clip` = S makes the guarantee need no
-assumption. Its Alg. 2 takes the second gradient on another record, which is an erratum. Convex losses.
+of one size everywhere. A penalty's step is alpha_t * step_size, as a gradient's is. The paper assumes
+|s_i| <= S = G + 2*L*D; clipping s_i to `clip` = S makes the guarantee need no assumption. Its Alg. 2 takes the second
+gradient on another record, which is an erratum. Convex losses.
 
 `weight_power` = p (ours) takes alpha_t = t^p with beta_t = 1 - alpha_{t-1}/alpha_t. Then |s_i| <= t^(p-1) * S with
 S = p*G + (p+1)*L*D, and s_i is clipped to t^(p-1) * clip. The paper's theorems are for p = 1.
