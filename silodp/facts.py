@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, Key
 from silodp import records
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.records import Description, Kind
-from silodp.sampling import MOVES, SQUARES_MOVE, BatchRule, Sampled
+from silodp.sampling import MOVES, SQUARES_MOVE, BatchRule
 
 Silos = tuple[int, ...]
 Participation = int | tuple[int, int] | None  # silos in a round, or the fewest and the most of them; None: all
@@ -194,9 +194,7 @@ class Stream:
 
     def bound_over_clip(self, records: int) -> float:
         """How far the mean over a silo of so many records moves, in clip norms, when one is replaced."""
-        bound = self.batch.bound_over_clip(records)
-        drawn = isinstance(self.batch, Sampled)  # then it is also compared with a batch that lacks the record
-        return bound * SQUARES_MOVE / MOVES if self.squares and not drawn else bound
+        return self.batch.bound_over_clip(records, SQUARES_MOVE if self.squares else MOVES)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from silodp.doubles import Double
 from silodp.gradients.blocks import RUN, clip_factor, computed_once, in_runs, sum_in_blocks, weighted_rows
-from silodp.sampling import MOVES, SQUARES_MOVE, Batch
+from silodp.sampling import MOVES, SQUARES_MOVE, Batch, farthest
 
 if TYPE_CHECKING:
     from silodp.objective import Objective
@@ -184,9 +184,8 @@ class RecordMean(eqx.Module):
         # A clip below zero (of a schedule that went too far) bounds nothing: a bound below zero lets nothing out, and
         # the account does not settle.
         clip = jnp.inf if self.clip is None else self.clip
-        # A drawn batch is also compared with one that lacks the record: there squares are as far apart as others.
-        moves = self.vectors.moves if self.batch.run == RUN else MOVES
-        bound = (moves + 2 * self.batch.loose) * clip / self.batch.divisor
+        moves = farthest(self.vectors.moves, drawn=self.batch.drawn, loose=self.batch.loose)
+        bound = moves * clip / self.batch.divisor
         return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
 
     def summed(self, change: Change) -> Shaped[Array, " k"]:

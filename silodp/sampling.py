@@ -8,7 +8,7 @@ published guarantees for it are false.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -33,6 +33,15 @@ MOVES = 2 * (1 + SLACK)
 SQUARES_MOVE = 2**0.5 + 2 * SLACK
 
 
+def farthest(moves: float, *, drawn: bool, loose: float) -> float:
+    """How far a sum moves, in clip norms, when one record is replaced: two vectors are `moves` apart at most.
+
+    A drawn batch is also compared with one that lacks the record, half as far away: there squares are no nearer to each
+    other than other vectors. loose: see `BatchRule.loose`.
+    """
+    return (MOVES if drawn else moves) + 2 * loose
+
+
 class Batch(eqx.Module):
     """Records that answer, `weights` 1 for real ones and 0 for padding, and the public `divisor` of their sum."""
 
@@ -41,6 +50,7 @@ class Batch(eqx.Module):
     divisor: Float[Array, ""]
     rows: Int[Array, " b"]  # where the records stand in the silo; padding points behind the last row
     run: int = eqx.field(static=True, default=RUN)  # records that are added in float32, at most
+    drawn: bool = eqx.field(static=True, default=False)
     loose: float = eqx.field(static=True, default=0.0)  # see `BatchRule.loose`
 
 
@@ -68,9 +78,11 @@ class BatchRule(eqx.Module):
         """How the accountant sees one record of a silo with this many."""
         raise NotImplementedError
 
-    def bound_over_clip(self, records: int) -> float:
-        """How far the mean moves, in clip norms, when one record is replaced."""
-        return (MOVES + 2 * self.loose(records)) / self.divisor(records)
+    drawn: ClassVar[bool] = False  # whether another choice of records may take one's place
+
+    def bound_over_clip(self, records: int, moves: float = MOVES) -> float:
+        """How far the mean moves, in clip norms, when one record is replaced by another that is `moves` away."""
+        return farthest(moves, drawn=self.drawn, loose=self.loose(records)) / self.divisor(records)
 
     def loose(self, records: Any) -> float:
         """What a drawn record moves the sum beyond SLACK, in clip norms, since it moves others to other runs."""
@@ -131,6 +143,8 @@ class Sampled(BatchRule):
     """Drawn records stand side by side. One that is drawn or not moves all behind it, so their sum is rounded anew:
     runs are so short that this stays within SLACK, or, in very large batches, the rest of it is charged."""
 
+    drawn: ClassVar[bool] = True
+
     def loose(self, records: Any) -> float:
         slots = self.most(records)
         return max(0.0, order_error(slots, sampled_run(slots)) - SLACK)
@@ -154,7 +168,7 @@ class Poisson(Sampled):
         chosen = places_of(joins, whole_runs(min(length, self.most(length))), length)
         weights = (chosen < length).astype(jnp.float32)
         run, divisor = sampled_run(self.most(length)), jnp.float32(self.expected(silo.size))
-        return Batch(take(silo.records, chosen), weights, divisor, chosen, run, self.loose(length))
+        return Batch(take(silo.records, chosen), weights, divisor, chosen, run, self.drawn, self.loose(length))
 
     def expected(self, records: Any) -> Any:
         return self.batch
@@ -212,7 +226,8 @@ class FixedSize(Sampled):
         tickets = jnp.where(tickets > last, 1.0, jnp.where(tickets == last, again, -1.0))
         chosen = jax.lax.top_k(tickets, self.batch)[1]
         weights, run = jnp.ones((self.batch,), jnp.float32), sampled_run(self.batch)
-        return Batch(take(silo.records, chosen), weights, jnp.float32(self.batch), chosen, run, self.loose(length))
+        records, divisor = take(silo.records, chosen), jnp.float32(self.batch)
+        return Batch(records, weights, divisor, chosen, run, self.drawn, self.loose(length))
 
     def divisor(self, records: int) -> float:
         return float(self.batch)
@@ -319,7 +334,7 @@ class TwoLevel(Poisson):
         in_table = in_all * (SLACK + TABLE_CHANGES * order_error(slots, TABLE_RUN))
         return in_all + in_table, 2 * in_batch * (1 + SLACK + loose) - in_all + in_table
 
-    def bound_over_clip(self, records: Any) -> Any:
+    def bound_over_clip(self, records: Any, moves: float = MOVES) -> Any:
         return self.moves(records)[1]
 
     def longest_over_clip(self) -> float:

@@ -185,7 +185,7 @@ def test_two_level_noise_that_is_too_small_is_caught(monkeypatch, name):
     assert clean.verdict == OK and clean.given == "if drawn"
     assert clean.measured_mu > 0.85 * clean.claim_mu
     honest = TwoLevel.bound_over_clip
-    monkeypatch.setattr(TwoLevel, "bound_over_clip", lambda self, records: honest(self, records) / 1.3)
+    monkeypatch.setattr(TwoLevel, "bound_over_clip", lambda self, records, *moves: honest(self, records, *moves) / 1.3)
     assert audited(name).verdict == EXCEEDED
 
 

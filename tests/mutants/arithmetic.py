@@ -35,6 +35,10 @@ ARITHMETIC = [
         "a record that is drawn moves others to other runs", DRAWN + "test_every_rule_that_draws_has_short_runs",
     ),
     Mutant(
+        "drawn-squares-nearer", "silodp/sampling.py", "return (MOVES if drawn else moves) + 2 * loose", "return moves + 2 * loose",
+        "a batch without the record is as far as the record is long", DRAWN + "test_a_drawn_square_is_no_nearer_to_a_batch_without_it_than_any_vector",
+    ),
+    Mutant(
         "large-batches-not-charged", "silodp/sampling.py", "return max(0.0, order_error(slots, sampled_run(slots)) - SLACK)", "return 0.0",
         "rounding of very large batches is within no slack", DRAWN + "test_every_rule_that_draws_charges_what_its_runs_leave",
     ),

@@ -13,7 +13,7 @@ MUTANTS = [
     # --- core: what is counted, clipped and let out ---
     Mutant(
         "bound-halved", "silodp/releases.py",
-        "bound = (moves + 2 * self.batch.loose) * clip", "bound = moves / 2 * clip",
+        "bound = moves * clip", "bound = moves / 2 * clip",
         "forgets that a replaced record leaves as well as comes",
         "tests/rounding/test_sensitivity.py::test_a_statistic_is_clipped_record_by_record",
     ),
