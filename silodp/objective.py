@@ -40,13 +40,11 @@ class Objective(Protocol):
     def parameters(self) -> int: ...
 
     def clipped_sum(
-        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any,
-        run: int = RUN,
-    ) -> Double:  # fmt: skip
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
+    ) -> Double:
         """sum_j weights_j * clip(sum_k c_k grad f(x_k; z_j), clip); `clip` None: the plain weighted sum.
 
         When one record of weight 1 is replaced it moves by at most 2 * clip * (1 + silodp.gradients.SLACK).
-        run: records that are added in float32, at most.
         """
         ...
 
@@ -88,17 +86,14 @@ class ModelObjective(eqx.Module):
         return dataclasses.replace(self, model=self.model.inside, penalty=None)
 
     def clipped_sum(
-        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any,
-        run: int = RUN,
-    ) -> Double:  # fmt: skip
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
+    ) -> Double:
         if clip is None:
             # Not through the structured engine: it drops records that overflow, and a diverged run would stay finite.
             return Double.of(self._plain_sum(points, coefficients, records, weights))
         trees = [self.unravel(x) for x in points]
         counted = self._counted(weights, records)
-        return flat(
-            clipped_sum(self.model.loss, trees, coefficients, records, counted, clip, engine=self.engine, run=run)
-        )
+        return flat(clipped_sum(self.model.loss, trees, coefficients, records, counted, clip, engine=self.engine))
 
     def per_record(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any

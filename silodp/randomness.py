@@ -65,6 +65,11 @@ class Randomness(Protocol):
         """Uniform 32-bit words."""
         ...
 
+    def scattered(self, purpose: str, rows: Int[Array, " n"], step: Step = 0) -> Int[Array, " n"]:
+        """The rows in a uniformly random order; a simulation, which it would change nothing but rounding in, keeps its
+        own."""
+        ...
+
 
 class SeededRandomness(eqx.Module):
     """Repeatable numbers, a function of (key, purpose, step): for simulation and tests only.
@@ -104,6 +109,9 @@ class SeededRandomness(eqx.Module):
 
     def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
         return random_words(self._key(purpose, step), shape)
+
+    def scattered(self, purpose: str, rows: Int[Array, " n"], step: Step = 0) -> Int[Array, " n"]:
+        return rows
 
     def _key(self, purpose: str, step: Step) -> PRNGKeyArray:
         # crc32 and not hash(): every process must derive the same key from the same name.
@@ -148,6 +156,10 @@ class SystemRandomness(eqx.Module):
         del purpose, step
         return _draw(_system_bits, shape, jnp.uint32)
 
+    def scattered(self, purpose: str, rows: Int[Array, " n"], step: Step = 0) -> Int[Array, " n"]:
+        del purpose, step
+        return rows[_draw(_system_order, rows.shape, jnp.int32)]
+
 
 class Scoped(eqx.Module):
     """The same source under a name: two users of one source must not share their purposes."""
@@ -174,6 +186,9 @@ class Scoped(eqx.Module):
 
     def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
         return self.source.bits(f"{self.scope}/{purpose}", shape, step)
+
+    def scattered(self, purpose: str, rows: Int[Array, " n"], step: Step = 0) -> Int[Array, " n"]:
+        return self.source.scattered(f"{self.scope}/{purpose}", rows, step)
 
 
 class SharedBatch(eqx.Module):
@@ -203,6 +218,9 @@ class SharedBatch(eqx.Module):
 
     def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
         return self._of(purpose).bits(purpose, shape, step)
+
+    def scattered(self, purpose: str, rows: Int[Array, " n"], step: Step = 0) -> Int[Array, " n"]:
+        return self.source.scattered(purpose, rows, step)  # the same records, wherever they stand
 
     def _of(self, purpose: str) -> Randomness:
         return SeededRandomness(self.key) if purpose == self.name else self.source
@@ -279,6 +297,15 @@ def _system_noised(high: np.ndarray, low: np.ndarray, std: np.ndarray, grid: np.
 
 def _system_bits(shape: Shape) -> np.ndarray:
     return np.frombuffer(os.urandom(4 * _count(shape)), np.uint32).reshape(shape)
+
+
+def _system_order(shape: Shape) -> np.ndarray:
+    """Of so many places, each order with the same chance: exactly, since words that tie are all drawn again."""
+    while True:
+        words = np.frombuffer(os.urandom(8 * _count(shape)), np.uint64)
+        order = np.argsort(words)
+        if (np.diff(words[order]) > 0).all():
+            return order.astype(np.int32)
 
 
 def _system_uniform(shape: Shape) -> np.ndarray:

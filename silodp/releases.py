@@ -86,8 +86,8 @@ class Gradients(eqx.Module):
     def size(self) -> int:
         return self.points[0].size
 
-    def clipped_sum(self, records: PyTree, weights: Array, clip: Any, run: int = RUN) -> Double:
-        return self.objective.clipped_sum(self.points, self.coefficients, records, weights, clip, run)
+    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Double:
+        return self.objective.clipped_sum(self.points, self.coefficients, records, weights, clip)
 
     def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
         return self.objective.per_record(self.points, self.coefficients, records, clip)
@@ -101,14 +101,14 @@ class Statistic(eqx.Module):
     function: Callable[[PyTree], Vector]
     size: int = eqx.field(static=True)
 
-    def clipped_sum(self, records: PyTree, weights: Array, clip: Any, run: int = RUN) -> Double:
+    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Double:
         bound = jnp.inf if clip is None else clip
 
         def run_sums(records: PyTree, weights: Array) -> Array:
             rows = self.clipped(records, bound)
-            return weighted_rows(weights, jnp.where(weights[:, None] > 0, rows, 0), run)
+            return weighted_rows(weights, jnp.where(weights[:, None] > 0, rows, 0))
 
-        return sum_in_blocks(run_sums, records, weights, max(1, MICROBATCH_FLOATS // self.size), run)
+        return sum_in_blocks(run_sums, records, weights, max(1, MICROBATCH_FLOATS // self.size))
 
     def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
         # As float32: squares of whole numbers wrap around and those of half precision vanish, and then nothing clips.
@@ -131,14 +131,14 @@ class Squares(eqx.Module):
     def size(self) -> int:
         return self.length * (self.length + 1) // 2
 
-    def clipped_sum(self, records: PyTree, weights: Array, clip: Any, run: int = RUN) -> Double:
+    def clipped_sum(self, records: PyTree, weights: Array, clip: Any) -> Double:
         def run_sums(records: PyTree, weights: Array) -> Array:
             rows = jnp.where(weights[:, None] > 0, self._rows(records, clip), 0)
-            squares = jnp.einsum("rj,rja,rjb->rab", *(in_runs(leaf, 0, run) for leaf in (weights, rows, rows)))
+            squares = jnp.einsum("rj,rja,rjb->rab", *(in_runs(leaf, 0) for leaf in (weights, rows, rows)))
             return jax.vmap(packed)(squares)
 
         runs = max(1, MICROBATCH_FLOATS // self.length**2)
-        return sum_in_blocks(run_sums, records, weights, runs * run, run)
+        return sum_in_blocks(run_sums, records, weights, runs * RUN)
 
     def clipped(self, records: PyTree, clip: Any) -> Float[Array, "m d"]:
         return jax.vmap(lambda v: packed(jnp.outer(v, v)))(self._rows(records, clip))
@@ -176,7 +176,7 @@ class RecordMean(eqx.Module):
     stream: str = eqx.field(static=True)
 
     def mean(self) -> Double:
-        total = self.vectors.clipped_sum(self.batch.records, self.batch.weights, self.clip, self.batch.run)
+        total = self.vectors.clipped_sum(self.batch.records, self.batch.weights, self.clip)
         return total / self.batch.divisor
 
     def release(self) -> Release:
@@ -184,7 +184,7 @@ class RecordMean(eqx.Module):
         # A clip below zero (of a schedule that went too far) bounds nothing: a bound below zero lets nothing out, and
         # the account does not settle.
         clip = jnp.inf if self.clip is None else self.clip
-        moves = farthest(self.vectors.moves, drawn=self.batch.drawn, loose=self.batch.loose)
+        moves = farthest(self.vectors.moves, drawn=self.batch.drawn)
         bound = moves * clip / self.batch.divisor
         return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
 

@@ -15,13 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from silodp.gradients.blocks import MOST_RECORDS, RUN, SLACK, UNIT, order_error, sampled_run, whole_runs
+from silodp.gradients.blocks import MOST_RECORDS, SLACK, UNIT, whole_runs
 from silodp.privacy import kinds
 from silodp.randomness import Randomness
-
-# A Poisson batch larger than its compiled capacity would be cut. The capacity makes that rarer than this per round,
-# which is below the rounding of any delta we report.
-OVERFLOW = 1e-18
 
 # A running sum of T means of b records each is off by 2u^2 T^2 clips, to be held against SLACK clips / b: T^2 b stays
 # so small that this is an eighth of the slack at most, which the sums of two terms' differences leave unused.
@@ -33,13 +29,13 @@ MOVES = 2 * (1 + SLACK)
 SQUARES_MOVE = 2**0.5 + 2 * SLACK
 
 
-def farthest(moves: float, *, drawn: bool, loose: float) -> float:
+def farthest(moves: float, *, drawn: bool) -> float:
     """How far a sum moves, in clip norms, when one record is replaced: two vectors are `moves` apart at most.
 
     A drawn batch is also compared with one that lacks the record, half as far away: there squares are no nearer to each
-    other than other vectors. loose: see `BatchRule.loose`.
+    other than other vectors.
     """
-    return (MOVES if drawn else moves) + 2 * loose
+    return MOVES if drawn else moves
 
 
 class Batch(eqx.Module):
@@ -49,9 +45,7 @@ class Batch(eqx.Module):
     weights: Float[Array, " b"]
     divisor: Float[Array, ""]
     rows: Int[Array, " b"]  # where the records stand in the silo; padding points behind the last row
-    run: int = eqx.field(static=True, default=RUN)  # records that are added in float32, at most
     drawn: bool = eqx.field(static=True, default=False)
-    loose: float = eqx.field(static=True, default=0.0)  # see `BatchRule.loose`
 
 
 @runtime_checkable
@@ -82,11 +76,7 @@ class BatchRule(eqx.Module):
 
     def bound_over_clip(self, records: int, moves: float = MOVES) -> float:
         """How far the mean moves, in clip norms, when one record is replaced by another that is `moves` away."""
-        return farthest(moves, drawn=self.drawn, loose=self.loose(records)) / self.divisor(records)
-
-    def loose(self, records: Any) -> float:
-        """What a drawn record moves the sum beyond SLACK, in clip norms, since it moves others to other runs."""
-        return 0.0
+        return farthest(moves, drawn=self.drawn) / self.divisor(records)
 
     def longest_over_clip(self) -> float:
         """How long a released mean can be, in clip norms."""
@@ -140,14 +130,15 @@ def places_of(joins: Bool[Array, " n"], slots: int, beyond: int) -> Int[Array, "
 
 
 class Sampled(BatchRule):
-    """Drawn records stand side by side. One that is drawn or not moves all behind it, so their sum is rounded anew:
-    runs are so short that this stays within SLACK, or, in very large batches, the rest of it is charged."""
+    """Records that are drawn by coins. Each takes a slot at random: side by side, one that is drawn or not would move
+    all behind it, and both a record's gradient and the sum are rounded differently in another slot."""
 
     drawn: ClassVar[bool] = True
 
-    def loose(self, records: Any) -> float:
-        slots = self.most(records)
-        return max(0.0, order_error(slots, sampled_run(slots)) - SLACK)
+    def batch_of(self, silo: Drawer, rows: Int[Array, " b"], divisor: Any, purpose: str, step: Any) -> Batch:
+        rows = silo.randomness.scattered(f"batch/{purpose}", rows, step)
+        weights = (rows < capacity(silo.records)).astype(jnp.float32)
+        return Batch(take(silo.records, rows), weights, jnp.float32(divisor), rows, drawn=self.drawn)
 
 
 class Poisson(Sampled):
@@ -166,9 +157,7 @@ class Poisson(Sampled):
         joins = (coins < threshold.astype(jnp.uint32)) | (rate >= 1)
         joins = joins & (jnp.arange(whole) < silo.size)
         chosen = places_of(joins, whole_runs(min(length, self.most(length))), length)
-        weights = (chosen < length).astype(jnp.float32)
-        run, divisor = sampled_run(self.most(length)), jnp.float32(self.expected(silo.size))
-        return Batch(take(silo.records, chosen), weights, divisor, chosen, run, self.drawn, self.loose(length))
+        return self.batch_of(silo, chosen, self.expected(silo.size), purpose, step)
 
     def expected(self, records: Any) -> Any:
         return self.batch
@@ -184,7 +173,7 @@ class Poisson(Sampled):
         return kinds.Full() if rate == 1 else kinds.Poisson(rate)
 
     def longest_over_clip(self) -> float:
-        return (1 + SLACK) * whole_runs(poisson_capacity(self.batch)) / self.batch  # of full slots: far above `loose`
+        return (1 + SLACK) * whole_runs(poisson_capacity(self.batch)) / self.batch
 
     def check(self, name: str, records: int) -> None:
         _check_size(name, self.batch, records, self.key)
@@ -225,9 +214,7 @@ class FixedSize(Sampled):
         last = jnp.min(jax.lax.top_k(tickets, self.batch)[0])
         tickets = jnp.where(tickets > last, 1.0, jnp.where(tickets == last, again, -1.0))
         chosen = jax.lax.top_k(tickets, self.batch)[1]
-        weights, run = jnp.ones((self.batch,), jnp.float32), sampled_run(self.batch)
-        records, divisor = take(silo.records, chosen), jnp.float32(self.batch)
-        return Batch(records, weights, divisor, chosen, run, self.drawn, self.loose(length))
+        return self.batch_of(silo, chosen, self.batch, purpose, step)
 
     def divisor(self, records: int) -> float:
         return float(self.batch)
@@ -315,10 +302,6 @@ class Cumulative(OnePass):
         return (1 + SLACK) * self.rounds
 
 
-# Every change of SAGA's table is summed in runs of so many, and after so many changes the whole sum is computed anew.
-TABLE_RUN, TABLE_CHANGES = 8, 64
-
-
 class TwoLevel(Poisson):
     """A Poisson batch of differences of clipped gradients plus a full mean of them, kept in a table (SAGA)."""
 
@@ -326,13 +309,10 @@ class TwoLevel(Poisson):
         """How far the estimate moves, in clip norms, when the replaced record is not drawn, and when it is.
 
         A drawn one has up to three gradients in it: a new and an old one in the batch's mean, which the old one's part
-        of the full mean shortens. Each of the three sums has its own rounding. The table's sum has that of all changes
-        since it was computed anew, which hidden coins of earlier rounds may have put in any order.
+        of the full mean shortens. Each of the three sums has its own rounding.
         """
-        in_batch, in_all, slots = 2 / self.batch, 2 / records, self.most(records)
-        loose = max(0.0, order_error(slots, TABLE_RUN) - SLACK)
-        in_table = in_all * (SLACK + TABLE_CHANGES * order_error(slots, TABLE_RUN))
-        return in_all + in_table, 2 * in_batch * (1 + SLACK + loose) - in_all + in_table
+        in_batch, in_all = 2 / self.batch, 2 / records
+        return in_all * (1 + SLACK), 2 * in_batch - in_all + SLACK * (2 * in_batch + in_all)
 
     def bound_over_clip(self, records: Any, moves: float = MOVES) -> Any:
         return self.moves(records)[1]
@@ -357,8 +337,8 @@ class Recomputed(TwoLevel):
     """
 
     def moves(self, records: Any) -> tuple[Any, Any]:
-        in_batch, in_all = 2 * (1 + SLACK + self.loose(records)) / self.batch, 2 * (1 + SLACK) / records
-        return in_all, 2 * in_batch + in_all
+        in_batch, in_all = 2 / self.batch, 2 / records
+        return in_all * (1 + SLACK), (2 * in_batch + in_all) * (1 + SLACK)
 
 
 def build_rule(kind: str | None, batch: int | None, rounds: int, key: str = "batch") -> BatchRule:
@@ -377,15 +357,15 @@ def capacity(records: PyTree[Array]) -> int:
 
 
 def take(records: PyTree[Array], rows: Int[Array, " b"]) -> PyTree[Array]:
-    """Padding shows the first record of the batch. One that was not drawn must have no say at all: were it not a
-    number, it could still turn a sum to another program (silodp.gradients.structured)."""
-    rows = jnp.where(rows < capacity(records), rows, rows[:1])
-    return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), records)
+    """The records of these rows, zeros for padding. It shows no record: one that is not a number turns the sum of its
+    block to another program (silodp.gradients.structured), and must have no say in other blocks, or if not drawn."""
+    return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="fill", fill_value=0), records)
 
 
 def poisson_capacity(batch: int) -> int:
-    """Slots that a Poisson batch of this mean overflows with probability below OVERFLOW (Bernstein)."""
-    exponent = -math.log(OVERFLOW)
+    """Slots that a Poisson batch of this mean overflows with probability below `kinds.OVERFLOW`, which is part of delta
+    (Bernstein)."""
+    exponent = -math.log(kinds.OVERFLOW)
     return batch + math.ceil(exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * batch))
 
 

@@ -125,6 +125,15 @@ def test_selection_agrees_with_dp_accounting():
         assert ours == pytest.approx(library, rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", [Poisson(0.01), TwoLevel(10, 1000, 0.1)])
+def test_batches_that_are_too_large_for_their_slots_are_part_of_delta(kind):
+    hardly_anything = [spent(kind, 1e6, 10**6)]
+    assert 1e-12 <= accountant.delta(hardly_anything, 30.0) < 1.1e-12
+    assert accountant.epsilon(hardly_anything, 0.9e-12) == math.inf
+    assert selection_epsilon(hardly_anything, 1e-12, Trials(8)) == math.inf
+    assert accountant.delta([spent(FixedSize(10, 1000), 1e6, 10**6)], 30.0) < 1e-15
+
+
 def test_selection_of_sampled_runs_costs_more_than_one_and_less_than_all():
     run = [spent(Poisson(0.01), 1.0, 500)]
     one, best = accountant.epsilon(run, 1e-5), selection_epsilon(run, 1e-5, Trials(50))
@@ -262,7 +271,7 @@ def test_epsilon_and_delta_are_inverse():
 
 
 def test_tiny_delta_takes_the_renyi_route_and_stays_above_the_larger_delta():
-    parts = [spent(Poisson(0.01), 1.0, 1000)]
+    parts = [spent(FixedSize(10, 1000), 1.0, 1000)]
     values = [accountant.epsilon(parts, delta) for delta in (1e-6, 1e-9, 1e-20, 1e-200)]
     assert values == sorted(values)
     assert math.isfinite(values[-1])

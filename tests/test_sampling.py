@@ -30,11 +30,10 @@ def test_padding_shows_no_record_that_was_not_drawn(rule):
 
     @jax.jit
     def drawn(seed):
-        own = {"records": jnp.arange(24), "size": jnp.int32(20), "round": seed % 5}
+        own = {"records": 1 + jnp.arange(24), "size": jnp.int32(20), "round": seed % 5}
         return rule.draw(SimpleNamespace(**own, randomness=SeededRandomness(jax.random.key(seed))), "value")
 
     batches = [drawn(seed) for seed in range(20)]
     for batch in batches:
-        real = np.asarray(batch.records)[np.asarray(batch.weights) > 0]
-        assert real.size == 0 or set(real.tolist()) == set(np.asarray(batch.records).tolist())
+        assert not np.asarray(batch.records)[np.asarray(batch.weights) == 0].any()
     assert any((np.asarray(batch.weights) == 0).any() for batch in batches)

@@ -35,7 +35,9 @@ from silodp.core import NUMBER, POINT, Algorithm, Federation, Silo
 from silodp.doubles import Double
 from silodp.facts import Stream
 from silodp.releases import Answer, Release, Vector
-from silodp.sampling import TABLE_CHANGES, TABLE_RUN, Full, Recomputed, TwoLevel
+from silodp.sampling import Full, Recomputed, TwoLevel
+
+SHORT_RUN, RENEWED = 8, 64  # see `Table`
 
 
 class SVRGState(eqx.Module):
@@ -119,7 +121,7 @@ class Table(eqx.Module):
     """SAGA's memory: each record's last clipped gradient, as factors where the engine has them, and their sum.
 
     The sum is kept up to date with what changes. Every change is rounded, and rounding depends on the records, so after
-    TABLE_CHANGES answers (`age`) it is computed anew; until then runs are short, and `TwoLevel.moves` has the rest.
+    RENEWED answers (`age`) it is computed anew; until then short runs keep the rounding of all changes within SLACK.
     """
 
     gradients: PyTree
@@ -151,7 +153,7 @@ class SAGA(SilosOnly):
         silo.account = silo.account.work(batch.divisor)
         new = objective.record_factors(x, batch.records, batch.weights, self.clip)
         old = jax.tree.map(lambda leaf: jnp.take(leaf, batch.rows, axis=0, mode="clip"), table.gradients)
-        added = lambda rows: objective.sum_factors(rows, batch.weights, TABLE_RUN)
+        added = lambda rows: objective.sum_factors(rows, batch.weights, SHORT_RUN)
         change = added(new) - added(old)
         total = self.up_to_date(silo)
         kept = jax.tree.map(lambda t, n: t.at[batch.rows].set(n, mode="drop"), table.gradients, new)
@@ -161,7 +163,7 @@ class SAGA(SilosOnly):
     def up_to_date(self, silo: Silo) -> Double:
         """The table's sum, computed anew when it is old: for all silos of a simulation at once."""
         table = silo.memory
-        old = table.age >= TABLE_CHANGES if silo.alone else silo.round % TABLE_CHANGES == TABLE_CHANGES - 1
+        old = table.age >= RENEWED if silo.alone else silo.round % RENEWED == RENEWED - 1
         silo.memory = Table(table.gradients, table.total, jnp.where(old, 0, table.age))
         everyone = Full().draw(silo, "value")
         anew = lambda: silo.objective.sum_factors(table.gradients, everyone.weights)

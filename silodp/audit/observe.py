@@ -21,7 +21,6 @@ from silodp.audit.canaries import Canaries, canary_data
 from silodp.channels import Channel
 from silodp.core import Silo
 from silodp.doubles import Double
-from silodp.gradients.blocks import RUN
 from silodp.objective import ModelObjective
 from silodp.plan.certificate import settle
 from silodp.randomness import SERVER, SeededRandomness, party_key
@@ -115,10 +114,9 @@ class Traces:
     """
 
     def __init__(self) -> None:
-        traced = partial(jax.jit, inline=True)
-        summed = lambda objective, run, *given: objective.clipped_sum(*given, run)
-        self.sum = traced(summed, static_argnums=(0, 1))
-        self.rows = traced(lambda objective, *given: objective.per_record(*given), static_argnums=0)
+        traced = partial(jax.jit, static_argnums=0, inline=True)
+        self.sum = traced(lambda objective, *given: objective.clipped_sum(*given))
+        self.rows = traced(lambda objective, *given: objective.per_record(*given))
 
 
 class TracedOnce(ModelObjective):
@@ -132,13 +130,11 @@ class TracedOnce(ModelObjective):
         return TracedOnce(**{f.name: getattr(plain, f.name) for f in fields(plain)}, plain=plain, traces=traces)
 
     def clipped_sum(
-        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any,
-        run: int = RUN,
-    ) -> Double:  # fmt: skip
+        self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, weights: Array, clip: Any
+    ) -> Double:
         if clip is None:
             return self.plain.clipped_sum(points, coefficients, records, weights, clip)
-        given = list(points), in_arrays(coefficients), records, weights, jnp.float32(clip)
-        return self.traces.sum(self.plain, run, *given)
+        return self.traces.sum(self.plain, list(points), in_arrays(coefficients), records, weights, jnp.float32(clip))
 
     def per_record(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any

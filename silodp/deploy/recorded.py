@@ -104,3 +104,6 @@ class Recorded:
 
     def bits(self, purpose: str, shape: Shape, step: Step = 0) -> Array:
         return self._drawn(f"bits {purpose}", lambda: self.system.bits(purpose, shape, step))
+
+    def scattered(self, purpose: str, rows: Array, step: Step = 0) -> Array:
+        return self._drawn(f"scattered {purpose}", lambda: self.system.scattered(purpose, rows, step))

@@ -24,12 +24,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from silodp.gradients import general, structured
-from silodp.gradients.blocks import RUN, SLACK, block_of_sums, computed_once, sum_in_blocks, weighted_rows
+from silodp.gradients.blocks import RUN, SLACK, computed_once, sum_in_blocks, weighted_rows
 from silodp.gradients.difference import difference
 from silodp.gradients.factors import Factors, as_computed, records_first
 from silodp.gradients.layers import avg_pool, conv2d, dense, embed, max_pool
 from silodp.gradients.structure import Layer, Loss, NotStructured, Structure, find_structure
 
+SUMS_BYTES = 4_000_000  # of the sums of runs that are in memory at one time
 ENGINES = ("auto", "structured", "general")
 SHOWN = 3  # parameters that a reason names
 MOST_POINTS = 3  # that a record's vector combines: each more has its own rounding, and SLACK has room for these
@@ -99,25 +100,22 @@ def clipped_sum(
     *,
     engine: str = "auto",
     microbatch: int | None = None,
-    run: int = RUN,
 ) -> PyTree:
     """sum_j weights[j] * clip(sum_k coefficients[k] * grad loss(points[k], records[j]), clip).
 
     A record of weight 0 is padding and contributes nothing whatever it holds. `microbatch`: records at one time
-    (memory grows with it, not with the number of records). `run`: records that are added in float32, at most. All
-    arrays and scalars may be traced.
+    (memory grows with it, not with the number of records). All arrays and scalars may be traced.
     """
     _check(points, coefficients, weights, engine, microbatch)
     factors, bound = [jnp.asarray(c, jnp.float32) for c in coefficients], jnp.asarray(clip, jnp.float32)
-    # A penalty is summed apart and may cancel: its rounding is proven for runs that no other record can shift.
-    found = None if run < RUN and isinstance(loss, Regularised) else _choose(loss, points[0], records, engine)
+    found = _choose(loss, points[0], records, engine)
     if found is None:
-        return general.clipped_sum(loss, points, factors, records, weights, bound, microbatch, run)
+        return general.clipped_sum(loss, points, factors, records, weights, bound, microbatch)
     penalty = None
     if isinstance(loss, Regularised):
         at = loss.penalty
         penalty = computed_once(general.combined_gradient(lambda params, _: at(params), points, factors, ()))
-    return structured.clipped_sum(found, points, factors, records, weights, bound, penalty, microbatch, run)
+    return structured.clipped_sum(found, points, factors, records, weights, bound, penalty, microbatch)
 
 
 def per_record(
@@ -155,7 +153,8 @@ def sum_factors(
     params_like: PyTree, factors: LayerFactors | RecordGradients, weights: Float[Array, " n"], run: int = RUN
 ) -> PyTree:
     """sum_j weights[j] * (the clipped gradient kept for record j); at most `run` of them are added in float32."""
-    size = block_of_sums(params_like, run)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params_like))
+    size = run * max(1, SUMS_BYTES // (4 * parameters))
     return sum_in_blocks(partial(_run_sums, params_like, run), factors, weights, size, run)
 
 

@@ -2,8 +2,7 @@
 
 Formal guarantee (docs/privacy.md has the proof): records are added in float32 in runs of at most RUN, by position, and
 runs in doubles. Replacing one record changes the sum of its own run only, so a sum of vectors of norm at most C over up
-to MOST_RECORDS records moves by at most 2 C (1 + SLACK), all rounding included. Where a record that is drawn or not
-moves others to other runs (`silodp.sampling.Sampled`), runs are shorter: then all of them may be rounded anew.
+to MOST_RECORDS records moves by at most 2 C (1 + SLACK), all rounding included.
 """
 
 from __future__ import annotations
@@ -24,24 +23,11 @@ from silodp.errors import ConfigError
 T = TypeVar("T")
 
 RUN = 256
-SHORTEST_RUN = 8
 SLACK = 2.0**-7
 MOST_RECORDS = 1 << 22
 SMALLEST_BLOCK = 32  # of that many records. Sums of fewer are off by less, and may be of smaller blocks
 FEW_BLOCKS = 64  # whose sums need not be normal on the way
-SUMS_BYTES = 4_000_000  # of the sums of short runs that are in memory at one time
 UNIT = 2.0**-24  # the largest relative error of one rounding in float32
-
-
-def order_error(slots: int, run: int) -> float:
-    """How far two orders of the same records can be apart, in clip norms, where any record may change its run."""
-    error = (run + 8) * UNIT / (1 - run * UNIT)
-    return 2 * 3**0.5 * error * slots + 4 * UNIT**2 * slots**2 / run
-
-
-def sampled_run(slots: int) -> int:
-    """The longest run for which `order_error` is within SLACK, but no shorter than SHORTEST_RUN, which takes long."""
-    return next((run for run in (RUN // 2, 64, 32, 16) if order_error(slots, run) <= SLACK), SHORTEST_RUN)
 
 
 def run_count(n: int, run: int = RUN) -> int:
@@ -49,11 +35,6 @@ def run_count(n: int, run: int = RUN) -> int:
     as needed. Filling up the last run would copy all features."""
     fewest = -(-n // run)
     return next((runs for runs in range(fewest, 2 * fewest) if n % runs == 0), fewest)
-
-
-def block_of_sums(params: PyTree, run: int) -> int:
-    """Records of a block, the sums of whose runs fit in memory."""
-    return run * max(1, SUMS_BYTES // (4 * sum(leaf.size for leaf in jax.tree.leaves(params))))
 
 
 def whole_runs(n: int, run: int = RUN) -> int:

@@ -62,13 +62,12 @@ def clipped_sum(
     weights: Float[Array, " n"],
     clip: Float[Array, ""],
     microbatch: int | None,
-    run: int,
 ) -> PyTree:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(points[0]))
     size = microbatch or max(1, GRADIENT_BYTES // (4 * parameters * len(points)))
 
     def block_sum(block: PyTree, block_weights: Array) -> PyTree:
         clipped = clipped_gradients(loss, points, coefficients, block, clip, block_weights > 0)
-        return jax.tree.map(lambda g: weighted_rows(block_weights, g, run), clipped)
+        return jax.tree.map(lambda g: weighted_rows(block_weights, g), clipped)
 
-    return sum_in_blocks(block_sum, records, weights, size, run)
+    return sum_in_blocks(block_sum, records, weights, size)

@@ -18,7 +18,6 @@ from silodp.gradients.blocks import (
     RUN,
     SMALLEST_BLOCK,
     UNIT,
-    block_of_sums,
     clip_factor,
     computed_once,
     rarely,
@@ -80,15 +79,12 @@ def clipped_sum(
     clip: Float[Array, ""],
     penalty: PyTree | None,
     microbatch: int | None,
-    run: int,
 ) -> PyTree:
     """`penalty`: a gradient that is added to every record's before clipping. Silos stacked by vmap share products."""
     size = microbatch or block_size(structure, len(points))
-    if run < RUN:
-        size = min(size, block_of_sums(points[0], run))
     added = None if penalty is None else jax.tree.leaves(penalty)
     question = Question(points, coefficients, clip, added, structure.traced.consts)
-    run = run if penalty is None else PENALISED_RUN
+    run = RUN if penalty is None else PENALISED_RUN
     one = lambda question, records, weights: sum_in_blocks(
         lambda *block: [leaf[0] for leaf in run_sums(structure, question, run, *block)], records, weights, size, run
     )

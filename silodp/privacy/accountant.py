@@ -64,7 +64,7 @@ def epsilon(spent: Sequence[Spent], delta: float) -> float:
 
 def _ideal_epsilon(spent: Sequence[Spent], delta: float) -> float:
     exposed, parts = _split(spent)
-    exposed += _beyond(spent)
+    exposed += left_out(spent)
     if not parts:
         return 0.0 if exposed <= delta else math.inf
     if exposed >= delta:
@@ -86,7 +86,7 @@ def delta(spent: Sequence[Spent], epsilon: float) -> float:
 
 def _ideal_delta(spent: Sequence[Spent], epsilon: float) -> float:
     exposed, parts = _split(spent)
-    exposed = min(1.0, exposed + _beyond(spent))
+    exposed = min(1.0, exposed + left_out(spent))
     return exposed + (1 - exposed) * _delta_of_noisy(parts, epsilon)
 
 
@@ -159,7 +159,7 @@ def calibrate(
         max(_ideal_delta(_noised(releases, base, math.exp(log_t), already), epsilon), _TINY) / delta
     )
     scale = _exact_scale(releases, base, gaussian.mu_of(epsilon, delta), already)
-    if scale is not None and (far := _beyond(_noised(releases, base, scale, already))):
+    if scale is not None and (far := left_out(_noised(releases, base, scale, already))):
         # More noise leaves less beyond. Where much lies there, the search below finds how much more is best.
         rest = delta - far
         scale = _exact_scale(releases, base, gaussian.mu_of(epsilon, rest), already) if rest > delta / 2 else None
@@ -213,7 +213,7 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
         return epsilon(spent, delta)
     mu, (loss, lost) = nearest_gdp(spent), apart(spent)
     if mu is not None:
-        delta -= _beyond(spent, records)
+        delta -= left_out(spent, records)
         if delta <= 0:
             return math.inf
         most = gaussian.epsilon_of(delta / 2, records * mu)
@@ -275,10 +275,16 @@ def _split(spent: Sequence[Spent]) -> tuple[float, tuple[Spent, ...]]:
     return -math.expm1(log_unseen), tuple(part for part in merged if part.multiplier >= _NO_NOISE)
 
 
-def _beyond(spent: Sequence[Spent], records: int = 1) -> float:
-    """Probability that coins count as shown, when so many records move them."""
-    tossed = [part for part in spent if part.releases.coins and _NO_NOISE <= part.multiplier < math.inf]
-    return sum(part.releases.uses * part.releases.coins * beyond(records / part.multiplier) for part in tossed)
+def left_out(spent: Sequence[Spent], records: int = 1) -> float:
+    """Probability of what the costs of noisy releases leave out: coins that count as shown when so many records move
+    them, and batches that are too large for their slots."""
+
+    def of_one(part: Spent) -> float:
+        coins = part.releases.coins
+        return part.releases.sampling.overflow + (coins * beyond(records / part.multiplier) if coins else 0.0)
+
+    noisy = [part for part in spent if _NO_NOISE <= part.multiplier < math.inf]
+    return sum(part.releases.uses * of_one(part) for part in noisy)
 
 
 def _mu(parts: tuple[Spent, ...]) -> float | None:

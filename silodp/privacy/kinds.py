@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 
+OVERFLOW = 1e-18  # chance, in a round, that a Poisson batch's other records fill all its slots
+
+
 class Sampling:
     """How a stream of releases uses a record. Costs default to `not known in this form`."""
 
@@ -49,6 +52,11 @@ class Sampling:
     def rate(self) -> float:
         """Fraction of the bound that a release shows on average; only splits budgets."""
         return 1.0
+
+    @property
+    def overflow(self) -> float:
+        """Chance that one release has no room for the record, for which its cost does not hold."""
+        return 0.0
 
     def gdp(self, multiplier: float, count: int) -> float | None:
         """mu of `count` releases when they are exactly Gaussian."""
@@ -146,6 +154,10 @@ class Poisson(_Mixture):
     def rate(self) -> float:
         return self.sampling_rate
 
+    @property
+    def overflow(self) -> float:
+        return OVERFLOW if self.sampling_rate < 1 else 0.0
+
     def gdp(self, multiplier: float, count: int) -> float | None:
         return Full().gdp(multiplier, count) if self.sampling_rate == 1 else None
 
@@ -210,6 +222,10 @@ class TwoLevel(_Mixture):
     def rate(self) -> float:
         q = self.batch / self.records
         return (1 - q) * self.ratio + q
+
+    @property
+    def overflow(self) -> float:
+        return OVERFLOW if self.batch < self.records else 0.0
 
     def gdp(self, multiplier: float, count: int) -> float | None:
         constant = self.batch == self.records or self.ratio == 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from silodp.later import Later
-from silodp.privacy.accountant import ORDERS, check_delta, rdp
+from silodp.privacy.accountant import ORDERS, check_delta, left_out, rdp
 from silodp.privacy.kinds import Spent
 from silodp.privacy.roots import root
 
@@ -72,12 +72,16 @@ def mixed_selection_epsilon(settings: Sequence[Sequence[Spent]], delta: float, t
     """As `selection_epsilon`, of runs each of which takes one of several settings at random.
 
     Settings that spend differently have their largest Renyi divergence at every order: the largest of their epsilons
-    would be too small, since each is taken at the order that is best for one setting alone.
+    would be too small, since each is taken at the order that is best for one setting alone. What their costs leave out
+    makes a run another one that seldom; in any trial, for either neighbour.
     """
     check_delta(delta)
+    other = trials.mean * max(left_out(spent) for spent in settings)
     one_run = np.max([rdp(spent, ORDERS) for spent in settings], axis=0)
     total = _poisson(one_run, trials) if math.isinf(trials.shape) else _binomial(one_run, trials)
-    return float(renyi_dp.compute_epsilon(ORDERS, total, delta)[0])
+    ideal = lambda delta: float(renyi_dp.compute_epsilon(ORDERS, total, delta)[0])
+    rest = delta - (1 + math.exp(min(ideal(delta / 2), 700.0))) * other
+    return ideal(rest) if rest >= delta / 2 else math.inf
 
 
 def _binomial(one_run: np.ndarray, trials: Trials) -> np.ndarray:

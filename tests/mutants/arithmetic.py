@@ -7,6 +7,7 @@ from tests.mutants.harness import Mutant
 
 NOISE, SUMS = "silodp/noise.py", "tests/rounding/test_arithmetic.py::"
 DRAWN = "tests/rounding/test_drawn_records.py::"
+REAL = DRAWN + "test_a_real_batch_has_each_record_in_each_slot_as_often_as_any_other"
 DRAWS = "tests/test_noise.py::"
 BOUNDARY = DRAWS + "test_a_boundary_within_the_word_is_decided_by_further_bits"
 TAILS = DRAWS + "test_tails_beyond_five_standard_deviations"
@@ -27,20 +28,28 @@ ARITHMETIC = [
         "what is added to a sum depends on the sum", SUMS + "test_products_are_rounded_before_they_are_added",
     ),
     Mutant(
-        "drawn-records-in-long-runs", "silodp/sampling.py", "run, divisor = sampled_run(self.most(length)), ", "run, divisor = RUN, ",
-        "a record that is drawn moves others to other runs", DRAWN + "test_a_record_that_is_drawn_moves_a_poisson_batch_by_half_the_bound[1893-statistic]",
+        "drawn-side-by-side", "silodp/sampling.py", "        rows = silo.randomness.scattered(f\"batch/{purpose}\", rows, step)\n", "",
+        "a record that is drawn moves others to other slots", REAL + "[SystemRandomness-FixedSize]",
     ),
     Mutant(
-        "fixed-batches-in-long-runs", "silodp/sampling.py", "jnp.float32), sampled_run(self.batch)", "jnp.float32), RUN",
-        "a record that is drawn moves others to other runs", DRAWN + "test_every_rule_that_draws_has_short_runs",
+        "slots-in-order", "silodp/randomness.py", "return rows[_draw(_system_order, rows.shape, jnp.int32)]", "return rows",
+        "a record that is drawn moves others to other slots", REAL + "[SystemRandomness-Poisson]",
     ),
     Mutant(
-        "drawn-squares-nearer", "silodp/sampling.py", "return (MOVES if drawn else moves) + 2 * loose", "return moves + 2 * loose",
+        "shared-slots-in-order", "silodp/randomness.py", "return self.source.scattered(purpose, rows, step)  #", "return rows  #",
+        "a record that is drawn moves others to other slots", REAL + "[SharedBatch-Poisson]",
+    ),
+    Mutant(
+        "ties-keep-their-order", "silodp/randomness.py", "if (np.diff(words[order]) > 0).all():", "if True:",
+        "words that tie favour the slots of some", DRAWN + "test_an_order_with_words_that_tie_is_drawn_again",
+    ),
+    Mutant(
+        "drawn-squares-nearer", "silodp/sampling.py", "return MOVES if drawn else moves", "return moves",
         "a batch without the record is as far as the record is long", DRAWN + "test_a_drawn_square_is_no_nearer_to_a_batch_without_it_than_any_vector",
     ),
     Mutant(
-        "large-batches-not-charged", "silodp/sampling.py", "return max(0.0, order_error(slots, sampled_run(slots)) - SLACK)", "return 0.0",
-        "rounding of very large batches is within no slack", DRAWN + "test_every_rule_that_draws_charges_what_its_runs_leave",
+        "overflow-forgotten", "silodp/privacy/kinds.py", "return OVERFLOW if self.sampling_rate < 1 else 0.0", "return 0.0",
+        "a batch that is cut has another law", "tests/test_privacy_accountant.py::test_batches_that_are_too_large_for_their_slots_are_part_of_delta[kind0]",
     ),
     Mutant(
         "low-half-dropped", "silodp/doubles.py", "return normal(high, self.low + rest)", "return normal(high, self.low)",
@@ -99,7 +108,7 @@ ARITHMETIC = [
         "what is clipped is not what is added", SUMS + "test_a_penalty_is_computed_once",
     ),
     Mutant(
-        "padding-shows-the-undrawn", "silodp/sampling.py", "    rows = jnp.where(rows < capacity(records), rows, rows[:1])\n", "",
+        "padding-shows-the-undrawn", "silodp/sampling.py", "mode=\"fill\", fill_value=0)", "mode=\"clip\")",
         "a record that was not drawn has a say in the sum", "tests/test_sampling.py::test_padding_shows_no_record_that_was_not_drawn",
     ),
     Mutant(
@@ -111,7 +120,7 @@ ARITHMETIC = [
         "a running sum rounds neighbours apart", "tests/rounding/test_long_memories.py::test_a_running_sum_of_many_rounds_moves_by_no_more_than_its_bound",
     ),
     Mutant(
-        "table-never-renewed", "silodp/algorithms/soteria.py", "old = table.age >= TABLE_CHANGES if silo.alone", "old = jnp.bool_(False) if silo.alone",
+        "table-never-renewed", "silodp/algorithms/soteria.py", "old = table.age >= RENEWED if silo.alone", "old = jnp.bool_(False) if silo.alone",
         "the rounding of a table's sum grows for ever", "tests/rounding/test_long_memories.py::test_sagas_estimates_move_by_no_more_than_their_bound_over_all_refreshes",
     ),
     # --- the exact Gaussian ---

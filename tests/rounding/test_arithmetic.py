@@ -12,6 +12,7 @@ import pytest
 
 from silodp import gradients
 from silodp.algorithms.mu2 import Mu2
+from silodp.algorithms.soteria import RENEWED, SHORT_RUN
 from silodp.channels.trusted import Trusted, weighted
 from silodp.core import Silo, distance
 from silodp.doubles import Double, exact, two_product
@@ -35,18 +36,7 @@ from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN,
 from silodp.prox import build_prox
 from silodp.randomness import SystemRandomness
 from silodp.releases import RecordMean, Release, Squares, Statistic
-from silodp.sampling import (
-    MOST_ADDED,
-    SQUARES_MOVE,
-    TABLE_CHANGES,
-    TABLE_RUN,
-    Batch,
-    Cumulative,
-    Full,
-    OnePass,
-    Poisson,
-    TwoLevel,
-)
+from silodp.sampling import MOST_ADDED, SQUARES_MOVE, Batch, Cumulative, Full, OnePass, Poisson, TwoLevel
 
 ENGINES = ("general", "structured")
 PLAIN = {25_000: 4, 50_000: 8, 200_000: 32}  # times its bound that a plain float32 sum moves (docs/privacy.md)
@@ -137,7 +127,7 @@ def test_what_is_proven_fits_the_slack():
         # it. The last block begins early: a record may be in two.
         assert 2 * 2 * MOST_IN_BLOCK / longest * of_run(longest, size, terms) <= 0.98
     assert block_size(find_structure(linear, jnp.zeros((1, 2)), jnp.zeros(2)), 1) <= MOST_IN_BLOCK
-    assert of_run(TABLE_RUN, 1, 1) * 2 * TABLE_CHANGES <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
+    assert of_run(SHORT_RUN, 1, 1) * 2 * RENEWED <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
 
 
 def test_more_points_than_the_proof_has_are_refused():

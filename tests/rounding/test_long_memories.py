@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from silodp.algorithms.mu2 import Mu2
-from silodp.algorithms.soteria import SAGA
+from silodp.algorithms.soteria import RENEWED, SAGA
 from silodp.channels import Untrusted
 from silodp.core import Silo, Site
 from silodp.doubles import Double, exact
@@ -18,7 +18,7 @@ from silodp.objective import build_objective
 from silodp.prox import NoProx, build_prox
 from silodp.randomness import SeededRandomness
 from silodp.releases import Account
-from silodp.sampling import TABLE_CHANGES, Cumulative, TwoLevel
+from silodp.sampling import Cumulative, TwoLevel
 from tests.rounding.test_arithmetic import crafted
 
 CLIP = 1.001
@@ -70,13 +70,13 @@ def test_sagas_estimates_move_by_no_more_than_their_bound_over_all_refreshes():
         first = algorithm.remember(silo_of(features, targets, (), jnp.int32(0)), points[0])
         return jax.lax.scan(answer, first, (jnp.arange(len(points)), points))[1]
 
-    points = np.float32(3 * rng.normal(size=(2 * TABLE_CHANGES + 10, d)))
+    points = np.float32(3 * rng.normal(size=(2 * RENEWED + 10, d)))
     features, targets = (
         np.float32(10.0 ** rng.integers(-3, 4, (n, 1)) * rng.normal(size=(n, d))),
         np.zeros(n, np.float32),
     )
     before = answers(features, targets, points)
-    assert np.asarray(before[3]).max() == TABLE_CHANGES
+    assert np.asarray(before[3]).max() == RENEWED
     reached = []
     for replaced in (-7 * features[0], np.float32(1e20) * features[0], np.full(d, np.nan, np.float32)):
         other = features.copy()

@@ -26,7 +26,7 @@ from silodp.prox import NoProx
 from silodp.randomness import SeededRandomness
 from silodp.releases import Account
 from silodp.run.prepare import prepare
-from silodp.sampling import Recomputed, TwoLevel, poisson_capacity
+from silodp.sampling import Recomputed, TwoLevel
 from tests.cases import case
 
 NEAR, STEEP = 1e-4, 50.0  # of the starting point; much above the clip norm
@@ -58,12 +58,10 @@ def test_the_bound_is_reached_and_never_exceeded(name, reached):
 
 @pytest.mark.parametrize(("batch", "records"), [(1, 1), (3, 6), (8, 40), (40, 40)])
 def test_the_noise_is_scaled_to_the_bound_that_is_accounted(batch, records):
-    """Written out: new and old gradient in the batch's mean, the old one in the full mean, each sum with its slack, and
-    the table's with the rounding of 64 changes in any order."""
+    """Written out: new and old gradient in the batch's mean, the old one in the full mean, each sum with its slack."""
     rule = TwoLevel(batch)
-    order = 64 * 2 * 3**0.5 * 16 * 2.0**-24 * poisson_capacity(batch)
-    undrawn = 2 * (1 + SLACK + order) / records
-    drawn = 4 * (1 + SLACK) / batch + 2 * (SLACK + order - 1) / records
+    undrawn = 2 * (1 + SLACK) / records
+    drawn = 4 * (1 + SLACK) / batch + 2 * (SLACK - 1) / records
     assert rule.bound_over_clip(records) == pytest.approx(drawn)
     assert rule.sampling(records).ratio == pytest.approx(undrawn / drawn)
     twice, drawn = Recomputed(batch), 2 * (1 + SLACK) * (2 / batch + 1 / records)
