@@ -72,7 +72,7 @@ ARITHMETIC = [
         "sums longer than the proof", SUMS + "test_a_sum_that_is_too_long_for_the_proof_is_refused",
     ),
     Mutant(
-        "two-level-slack-of-one-sum", "silodp/sampling.py", "2 * in_batch * (1 + SLACK + loose) - in_all", "2 * in_batch - in_all",
+        "two-level-slack-of-one-sum", "silodp/sampling.py", "+ SLACK * (2 * in_batch + in_all)", "+ SLACK * in_all",
         "three sums are rounded, one is counted", "tests/rounding/test_worst_neighbours.py::test_the_noise_is_scaled_to_the_bound_that_is_accounted",
     ),
     Mutant(

@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         "two-level-bound", "silodp/sampling.py",
-        "2 * in_batch * (1 + SLACK + loose) - in_all", "in_batch * (1 + SLACK + loose) + in_all",
+        "2 * in_batch - in_all + SLACK", "in_batch + in_all + SLACK",
         "SVRG's and SAGA's noise too small: the worst neighbour moves all three gradients",
         "tests/rounding/test_worst_neighbours.py::test_the_bound_is_reached_and_never_exceeded",
     ),
@@ -544,7 +544,7 @@ MUTANTS = [
     ),
     Mutant(
         "far-tail-of-one-record", "silodp/privacy/accountant.py",
-        "delta -= _beyond(spent, records)", "delta -= _beyond(spent)",
+        "delta -= left_out(spent, records)", "delta -= left_out(spent)",
         "several records move coins further into their tail than one does",
         "tests/test_shuffle_binomial.py::test_what_lies_beyond_is_added_to_delta",
     ),
