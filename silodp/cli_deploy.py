@@ -148,6 +148,7 @@ def ledger_show(folder: SiteFolder) -> None:
     with told(), opened(folder) as book:
         from silodp.deploy.doctor import spent_lines
 
+        book.check_unedited()
         for line in spent_lines(folder, book):
             print(line)
 
@@ -156,6 +157,7 @@ def ledger_show(folder: SiteFolder) -> None:
 def close(run: Annotated[str, typer.Argument(help="the run's number", metavar="RUN")], folder: SiteFolder) -> None:
     """End a run here: no further answers, and what was reserved for it and not used is free again."""
     with told(), opened(folder) as book:
+        book.check_unedited()
         book.finish(run)
         print(f"closed: run {run}; what it released stays charged")
 

@@ -67,6 +67,12 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_ledger::test_other_sites_notice_a_folder_that_was_put_back_whole",
         "test_deploy_ledger::test_other_sites_notice_in_the_next_run_that_a_folder_was_put_back",
         "test_deploy_ledger::test_the_counter_knows_of_an_entry_before_its_answer_leaves",
+        "test_deploy_ledger::test_a_guard_that_was_killed_before_its_counter_had_an_entry_starts_again",
+        "test_deploy_ledger::test_entries_that_no_guard_writes_are_found",
+        "test_deploy_ledger::test_a_guard_that_works_and_an_operator_notice_edits",
+        "test_deploy_ledger::test_a_ledger_that_was_put_back_and_made_longer_is_noticed",
+        "test_deploy_ledger::test_a_site_that_is_shown_its_own_signature_of_another_history_stops",
+        "test_deploy_ledger::test_words_of_a_ledger_that_are_none_are_refused",
     ),
     "a question twice, out of order, or that the plan does not have": (
         QUESTIONS,

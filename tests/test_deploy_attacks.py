@@ -46,7 +46,7 @@ def forced(sites: Federation, tree: Tree, keys: dict[str, signing.Key] | None = 
     mark = signing.digest("plan", text)
     run = str(tree.get("run"))
     ledger = sites.guard("north").ledger
-    with ledger.event({"kind": "forced"}):
+    with ledger.event({"kind": "approve", "run": run, "plan": mark}):
         ledger.db.execute("insert or replace into approval values(?, ?, ?, 0, null)", (mark, run, text))
     body = {"run": tree.get("run"), "fingerprint": mark}
     approvals = [key.signed("approval", body | {"site": site}) for site, key in (keys or sites.keys).items()]
@@ -158,7 +158,8 @@ def test_no_command_imports_what_a_plan_names(tmp_path, monkeypatch):
 
 
 def check(told: dict[str, Any], code: str) -> None:
-    assert told == {"kind": "refused", "code": code, "reason": SENTENCES[code]}
+    about = {"about": told.get("about")} if code == "seen" and "about" in told else {}  # a site of the plan
+    assert told == {"kind": "refused", "code": code, "reason": SENTENCES[code]} | about
 
 
 def test_the_honest_plan_would_have_been_accepted(tmp_path):
@@ -320,10 +321,11 @@ def test_a_question_outside_the_plan_is_refused(running, attack):
 
 def test_a_site_that_was_shown_another_point_is_noticed_one_round_later(running):
     """Signatures cannot be made up, taken from another question, or replaced by one's own."""
-    digest, entries, signature = running.echo["south"]
-    north = running.echo["north"][2]
-    words = [[digest, entries, north], ["00" * 32, entries, signature], [digest, entries, "zz"], [digest, entries, ""]]
-    for wrong in [*words, [digest, entries + 1, signature], [digest, "x", signature], [digest, signature]]:
+    digest, entries, head, known, signature = running.echo["south"]
+    north, last = running.echo["north"][4], [head, known, signature]
+    words = [[digest, entries, head, known, other] for other in (north, "zz", "")]
+    words += [["00" * 32, entries, *last], [digest, entries + 1, *last], [digest, "x", *last], [digest, *last]]
+    for wrong in words:
         told, _ = running.ask("north", running.question(**NEXT, echo=running.echo | {"south": wrong}), **FAR)
         check(told, "seen")
 

@@ -10,13 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from silodp.cli import app
+from silodp.deploy import approval
 from silodp.deploy.blobs import LARGE
+from silodp.deploy.chain import Head, digest_of, linked
 from silodp.deploy.document import Document
-from silodp.deploy.ledger import Head, Ledger
+from silodp.deploy.ledger import Ledger
 from silodp.deploy.remote import Echoes, Remote
-from silodp.deploy.wire import encode
-from silodp.errors import Refused
+from silodp.deploy.signing import canonical
+from silodp.deploy.vouch import Vouch
+from silodp.deploy.wire import decode, encode
+from silodp.errors import ConfigError, Refused
 from tests.guards import X0, Federation
 
 RUN = "00" * 16
@@ -84,9 +90,9 @@ def test_the_counter_never_goes_back(ledger):
         answer(ledger, f"ask {r}/value", b"", {}, [])
     last = ledger.head
     ledger._note(Head(last.seq - 2, "of the one that was held up"))
-    assert ledger._noted() == last
+    assert ledger.counter.last() == last
     ledger.finish(RUN)
-    assert ledger._noted() == ledger.head and not ledger.verify()
+    assert ledger.counter.last() == ledger.head and not ledger.verify()
 
 
 def test_a_file_that_changed_is_noticed(ledger):
@@ -120,18 +126,136 @@ def test_the_counter_knows_of_an_entry_before_its_answer_leaves(sites, tmp_path)
     for _ in range(2):
         assert asked(sites, document.run, "north", "value", 0)["code"] == "disk"
     del ledger._note
-    assert ledger._noted().seq == ledger.head.seq - 1
+    assert ledger.counter.last().seq == ledger.head.seq - 1
     assert asked(sites, document.run, "north", "value", 0)["kind"] == "answer"
-    assert ledger._noted() == ledger.head
+    assert ledger.counter.last() == ledger.head
     ledger._note = unwritten
     with pytest.raises(OSError, match="error"):
         ledger.finish(document.run)
     sites.end("north")
-    assert sites.guard("north").ledger._noted().seq == ledger_seq(sites)
+    assert sites.guard("north").ledger.counter.last().seq == ledger_seq(sites)
 
 
 def ledger_seq(sites: Federation) -> int:
     return sites.guard("north").ledger.head.seq
+
+
+def test_a_guard_that_was_killed_before_its_counter_had_an_entry_starts_again(tmp_path, monkeypatch):
+    """The file is there before the first entry, so that without it nobody can say that nothing was answered yet."""
+    place = tmp_path / "ledger.db", tmp_path / "counter"
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # at once, and with a file in which nothing stands
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("silodp.deploy.counter.os.pwrite", killed)
+            Ledger(*place)
+    book = Ledger(*place)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("silodp.deploy.counter.os.pwrite", killed)
+        book.begin(RUN, "plan", [], {})
+    book.close()
+    book = Ledger(*place)
+    assert book.counter.last() == book.head == Head(1, book.hash_at(1))
+    book.close()
+    place[1].unlink()
+    with pytest.raises(ConfigError, match="missing, or cannot be read"):
+        Ledger(*place)
+
+
+# --- edits -------------------------------------------------------------------------------------------------------
+
+
+def append(ledger: Ledger, *events: Any) -> None:
+    """As somebody does who knows how links are made."""
+    for event in events:
+        head = linked(ledger.head, event)
+        ledger.db.execute("insert into chain values(?, 0, ?, ?)", (head.seq, canonical(event).decode(), head.hash))
+
+
+def lines(count: int, **others: Any) -> list[dict[str, Any]]:
+    return [{"stream": "value", "count": count, "multiplier": 2.0} | others]
+
+
+BEGUN = {"kind": "begin", "run": RUN, "plan": "plan", "reserved": []}
+ENDED = {"kind": "close", "run": RUN, "counted": []}
+GIVEN = {"kind": "answer", "run": RUN, "key": "ask 2/value", "question": ""}
+APPENDED: dict[str, tuple[str, list[Any]]] = {
+    "a run that begins again with nothing": ("begins twice", [BEGUN, ENDED]),
+    "an end that says less": ("its end says another count", [ENDED]),
+    "an end before it": ("no close can come before it", [ENDED | {"run": "other"}]),
+    "a second end": ("no close can come after its end", [ENDED | {"counted": lines(2)}, ENDED]),
+    "an answer after the end": ("no answer can come after", [ENDED | {"counted": lines(2)}, GIVEN | {"counted": []}]),
+    "an answer before it": ("no answer can come before it", [GIVEN | {"run": "other"}]),
+    "an answer once more": ("ask 1/value is answered twice", [GIVEN | {"key": "ask 1/value", "counted": lines(2)}]),
+    "a count that falls": ("ask 2/value counts less", [GIVEN | {"counted": lines(1)}]),
+    "no count": ("ask 2/value counts less", [GIVEN | {"counted": []}]),
+    "more than was reserved": ("ask 2/value counts less", [GIVEN | {"counted": lines(4)}]),
+    "more noise": ("ask 2/value counts less", [GIVEN | {"counted": lines(3, multiplier=20.0)}]),
+    "other sampling": ("ask 2/value counts less", [GIVEN | {"counted": lines(3, sampling={"kind": "Disjoint"})}]),
+    "another stream": ("ask 2/value counts less", [GIVEN | {"counted": lines(2) + lines(1, stream="x")}]),
+    "a count that is none": ("not the one that was written", [GIVEN | {"counted": 5}]),
+    "an answer to nothing": ("not the one that was written", [{"kind": "answer", "run": RUN}]),
+    "no event": ("not the one that was written", [{}]),
+}
+
+
+def test_entries_that_no_guard_writes_are_found(tmp_path):
+    """They are linked as they should be, and the rows say what they say."""
+    book = Ledger(tmp_path / "ledger.db", tmp_path / "counter")
+    book.begin(RUN, "plan", lines(3), {})
+    for r in range(2):
+        event = {"kind": "answer", "run": RUN, "key": f"ask {r}/value", "question": "", "counted": lines(r + 1)}
+        with book.event(event):
+            book.add_answer(RUN, f"ask {r}/value", b"", b"", lines(r + 1), {}, 0.0)
+    assert book.verify() == []
+    for name, (problem, events) in APPENDED.items():
+        book.db.execute("begin")
+        append(book, *events)
+        found = book.verify()
+        book.db.execute("rollback")
+        assert any(problem in line for line in found), (name, found)
+    append(book, BEGUN, ENDED)
+    book.close()
+    with pytest.raises(ConfigError, match=r"counter: older than .*or entries were written by something else"):
+        Ledger(tmp_path / "ledger.db", tmp_path / "counter")
+
+
+ROWS = [
+    "update run set reserved = '['", "update run set counted = '5'", "update run set counted = x'ff'",
+    "update answer set question = 'text'", "update state set data = 5", "update chain set head = 5 where seq = 2",
+    "update chain set event = x'ff' where seq = 2", "update approval set document = 5", "delete from secret",
+]  # fmt: skip
+
+
+def test_a_guard_that_works_and_an_operator_notice_edits(sites):
+    """Not only a guard that starts. What is no row at all is told in a line too."""
+    document = sites.document()
+    first_answers(sites, document)
+    other, ledger, north = sites.document(), sites.guard("north").ledger, sites.folders["north"]
+    approvals = sites.approve(other)
+    for edit in ROWS:
+        ledger.db.execute("begin")
+        ledger.db.execute(edit)
+        assert ledger.edited(), edit
+        told = decode(sites.rpc("north", encode({"kind": "certificate", "run": document.run, "model": "00"}, {})))[0]
+        assert told["code"] == "edited", edit
+        ledger.db.execute("rollback")
+    ledger.db.execute("update run set reserved = '[]', counted = '[]'")
+    assert sites.open("north", other, approvals)["code"] == "edited"
+    told, _ = sites.ask("north", {"kind": "certificate", "run": document.run, "model": "00"})
+    assert told["code"] == "edited" and "reservation is not" in ledger.refusals(1)[0][2]
+    for act in (approval.approve, approval.screen):
+        with pytest.raises(ConfigError, match="its reservation is not what was written"):
+            act(north, other)
+    for command in (["ledger", "show"], ["ledger", "close", document.run]):
+        told = CliRunner().invoke(app, [*command, str(north)])
+        assert told.exit_code == 2 and "its reservation is not what was written" in told.output
+    ledger.db.execute("update run set reserved = '['")
+    for command in (["ledger", "verify"], ["ledger", "show"], ["silo", "doctor"]):
+        told = CliRunner().invoke(app, [*command, str(north)])
+        assert told.exit_code and isinstance(told.exception, SystemExit), command
 
 
 # --- copies ------------------------------------------------------------------------------------------------------
@@ -172,8 +296,10 @@ def test_a_server_that_resumes_notices_a_ledger_that_was_put_back():
     said(remote, QUESTION)
 
 
-def asked(sites: Federation, run: str, site: str, query: str, round: int, echo: Any = None) -> dict[str, Any]:
-    header = {"kind": "ask", "run": run, "query": query, "round": round, "echo": echo}
+def asked(
+    sites: Federation, run: str, site: str, query: str, round: int, echo: Any = None, last: Any = None
+) -> dict[str, Any]:
+    header = {"kind": "ask", "run": run, "query": query, "round": round, "echo": echo, "last": last}
     return sites.ask(site, header, **{f"_{i}": X0 + i for i in range(1 if query == "value" else 2)})[0]
 
 
@@ -193,19 +319,101 @@ def test_other_sites_notice_a_folder_that_was_put_back_whole(tmp_path):
         "south": asked(sites, run, "south", "value", 2, first)["seen"],
     }
     assert asked(sites, run, "north", "difference", 3, third)["code"] == "behind"
-    longest = {sites.keys[site].public: second[site][1] for site in document.sites}
-    assert sites.guard("north").ledger.peers() == longest  # also for the next run
+    refusals = sites.guard("north").ledger.refusals(1)
+    assert refusals[0][2].endswith("cloned: south")  # for the operator
+    known = {sites.keys["south"].public: Head(*second["south"][1:3])}
+    assert sites.guard("north").ledger.peers() == known  # also for the next run
     sites.close()
+
+
+def test_a_ledger_that_was_put_back_and_made_longer_is_noticed(tmp_path):
+    """By length it has not gone back. An honest server tells each site the last entry that it has heard of, and other
+    sites sign the last ones that they have seen: it is the site itself that does not have them."""
+    sites = Federation(tmp_path / "sites")
+    document, other = sites.document(), sites.document()
+    run, south, first = document.run, sites.folders["south"], first_answers(sites, document)
+    sites.end("south")
+    shutil.copytree(south, tmp_path / "backup")
+    second = {site: asked(sites, run, site, "difference", 1, first) for site in document.sites}
+    seen = {site: told["seen"] for site, told in second.items()}
+    sites.end("south")
+    shutil.rmtree(south)
+    shutil.copytree(tmp_path / "backup", south)
+    for _ in range(3):
+        approval.approve(south, other)
+    last = second["south"]["ledger"]
+    assert sites.guard("south").ledger.head.seq > last[0]
+    assert asked(sites, run, "south", "value", 2, first, last)["code"] == "put-back"
+    assert sites.guard("south").ledger.refusals(1)[0][1] == "put-back"
+    for malformed in ([last[0], None], [str(last[0]), last[1]], [-1, ""], last[:1], {}, [2**80, ""]):
+        assert asked(sites, run, "south", "value", 2, first, malformed)["code"] == "put-back"
+    third = {  # a hostile server says nothing of it
+        "north": asked(sites, run, "north", "value", 2, seen)["seen"],
+        "south": asked(sites, run, "south", "value", 2, first)["seen"],
+    }
+    told = asked(sites, run, "south", "difference", 3, third)
+    assert (told["code"], told["about"]) == ("put-back", "north")
+    sites.close()
+
+
+def test_a_site_that_is_shown_its_own_signature_of_another_history_stops(sites):
+    """As where two copies of it work: each has signed entries that the other does not have."""
+    document = sites.document()
+    echo, key = first_answers(sites, document), sites.keys["south"]
+    points, seq, _, known, _ = echo["south"]
+    other = Vouch(key, document).saw("ask 0/value", points, Head(seq, "f" * 64), known)
+    told = asked(sites, document.run, "south", "difference", 1, echo | {"south": other})
+    assert (told["code"], told["about"]) == ("put-back", "south")
+    assert asked(sites, document.run, "south", "difference", 1, echo)["kind"] == "answer"
+
+
+WORDS: dict[str, Any] = {
+    "no entries of others": lambda seen: seen[:3] + seen[4:],
+    "others that are no table": lambda seen: [*seen[:3], 5, seen[4]],
+    "an entry without end": lambda seen: [seen[0], 2**80, *seen[2:]],
+    "a hash that is none": lambda seen: [*seen[:2], "ab", *seen[3:]],
+    "an unsigned hash": lambda seen: [*seen[:2], "a" * 32, *seen[3:]],
+    "an unsigned entry of another": lambda seen: [*seen[:3], {"north": [1, "a" * 32]}, seen[4]],
+    "a signature that is none": lambda seen: [*seen[:4], 7],
+}
+
+
+def test_words_of_a_ledger_that_are_none_are_refused(sites):
+    document = sites.document()
+    echo = first_answers(sites, document)
+    for name, change in WORDS.items():
+        told = asked(sites, document.run, "north", "difference", 1, echo | {"south": change(echo["south"])})
+        assert (told["code"], told["about"]) == ("seen", "south"), name
+    vouch, (points, *_) = Vouch(sites.keys["south"], document), echo["south"]
+    signed = vouch.saw("ask 0/value", points, Head(9, "a" * 64), {"north": Head(2**60, "a" * 32)})
+    told = asked(sites, document.run, "north", "difference", 1, echo | {"south": signed})
+    assert (told["code"], told["about"]) == ("seen", "south")
 
 
 def test_other_sites_notice_in_the_next_run_that_a_folder_was_put_back(sites):
     """Its total would forget an earlier run. The others remember how long its ledger was, by its key."""
     document, ledger = sites.document(), sites.guard("north").ledger
-    with ledger.event({"kind": "seen in an earlier run"}):
-        ledger.note_peers({sites.keys["south"].public: 3})
+    earlier = document_of_an_earlier_run(sites, ledger, {sites.keys["south"].public: Head(4, "a" * 32)})
     echo = first_answers(sites, document)
-    assert echo["south"][1] == 3
-    assert asked(sites, document.run, "north", "difference", 1, echo)["code"] == "behind"
+    assert echo["south"][1] == 4 and not ledger.verify()
+    told = asked(sites, document.run, "north", "difference", 1, echo)
+    assert (told["code"], told["about"]) == ("behind", "south")
+    told = asked(sites, document.run, "south", "difference", 1, echo)  # and it has never had that fourth entry
+    assert (told["code"], told["about"]) == ("put-back", "north")
+    ledger.db.execute("delete from peers")
+    assert ledger.verify() == ["others' ledgers: what is known of them is not what was written"]
+    assert earlier != document.run
+
+
+def document_of_an_earlier_run(sites: Federation, ledger: Ledger, peers: dict[str, Head]) -> str:
+    """In which these entries of others were seen."""
+    ledger.begin(RUN, "plan", [], {})
+    event = {"kind": "answer", "run": RUN, "key": "ask", "question": "", "peers": digest_of(peers)}
+    with ledger.event(event):
+        ledger.add_answer(RUN, "ask", b"", b"", [], {}, 0.0)
+        ledger.note_peers(peers)
+    ledger.finish(RUN)
+    return RUN
 
 
 def first_answers(sites: Federation, document: Document) -> dict[str, Any]:

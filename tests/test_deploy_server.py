@@ -66,7 +66,7 @@ LIES: dict[str, tuple[str, Callable[[Header], Header]]] = {
     "a start with a text": ("start", lambda header: header | {"gradients": "many"}),
     "a start without end": ("start", lambda header: header | {"gradients": float("inf")}),
     "no answer": ("ask", lambda header: {}),
-    "points that it has not signed": ("ask", lambda header: header | {"seen": [*header["seen"][:2], "00" * 64]}),
+    "points that it has not signed": ("ask", lambda header: header | {"seen": [*header["seen"][:4], "00" * 64]}),
     "not a word of what it saw": ("ask", lambda header: {k: part for k, part in header.items() if k != "seen"}),
     "a grid that is none": ("ask", lambda header: header | GRID),
     "no certificate": ("certificate", lambda header: {}),

@@ -10,11 +10,12 @@ import pytest
 from silodp.config import Config
 from silodp.deploy.approval import screen
 from silodp.deploy.certify import verified
+from silodp.deploy.chain import Head
 from silodp.deploy.desk import question_of
 from silodp.deploy.document import Document
 from silodp.deploy.policy import Denied
 from silodp.deploy.server import MODEL, drive
-from silodp.deploy.vouch import Vouch
+from silodp.deploy.vouch import SHORT, Vouch
 from silodp.deploy.wire import Late, decode
 from silodp.errors import ConfigError, Refused
 from silodp.privacy.sums import LOSS
@@ -146,11 +147,13 @@ def test_a_server_must_show_what_the_others_saw(sites):
     document = sites.document(summed(colluding=1, missing=1))
     vouches = {site: Vouch(sites.keys[site], document) for site in document.sites}
     question, points = "ask 0/value", "aa"
-    echo = {site: vouch.saw(question, points, 5) for site, vouch in vouches.items()}
+    head = Head(5, "a" * SHORT)
+    echo = {site: vouch.saw(question, points, head, {}) for site, vouch in vouches.items()}
     some = {site: echo[site] for site in ("north", "south", "east")}
-    assert vouches["north"].check_same(some, question, points, {}) == dict.fromkeys(some, 5)
-    lied = some | {"south": vouches["south"].saw(question, "bb", 5)}
-    endless = some | {"south": vouches["south"].saw(question, points, 2**63)}
+    same = lambda told: vouches["north"].check_same(told, question, points, {}, lambda seq: "a" * 64)
+    assert same(some) == dict.fromkeys(("south", "east"), head)
+    lied = some | {"south": vouches["south"].saw(question, "bb", head, {})}
+    endless = some | {"south": vouches["south"].saw(question, points, Head(2**63, head.hash), {})}
     for bad in ({"north": echo["north"], "south": echo["south"]}, {}, None, lied, endless):
         with pytest.raises(Denied):
-            vouches["north"].check_same(bad, question, points, {})
+            same(bad)

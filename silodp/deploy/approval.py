@@ -42,6 +42,7 @@ def screen(folder: Path, document: Document) -> str:
         return shufflers_screen(folder, document)
     policy, key, ledger = read_policy(folder), Key.read(folder / KEY), open_ledger(folder)
     try:
+        ledger.check_unedited()
         check_plan(policy, key, ledger, document)
         before, after = total_with(policy, ledger), total_with(policy, ledger, document)
     finally:
@@ -102,6 +103,7 @@ def approve(folder: Path, document: Document) -> dict[str, Any]:
     """Sign, and let the guard know."""
     key, ledger = Key.read(folder / KEY), open_ledger(folder)
     try:
+        ledger.check_unedited()
         if is_shuffler(folder):
             check_shuffled_plan(folder, document)
         else:

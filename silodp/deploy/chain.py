@@ -41,6 +41,9 @@ def sealed(secret: bytes, digests: Mapping[str, str]) -> dict[str, str]:
     return {name: hmac.new(secret, own.encode(), hashlib.sha256).hexdigest() for name, own in digests.items()}
 
 
+Lines = list[dict[str, Any]]
+
+
 @dataclass
 class Told:
     """A run as its entries say it. None: they do not say (a shuffler's, or those of an older version)."""
@@ -55,6 +58,17 @@ class Told:
         self.count = counted
         self.state = None if self.state is None or changed is None else self.state | changed
 
+    def may_count(self, counted: Lines | None) -> bool:
+        """Whether a guard may have counted so after what it had counted before."""
+        if counted is None or self.reservation is None:
+            return True
+        most, least = by_stream(self.reservation), by_stream(self.count or [])
+        now = by_stream(counted)
+        return all(now.get(stream, NOTHING)[0] >= count for stream, (count, _) in least.items()) and all(
+            stream in most and count <= most[stream][0] and rest == most[stream][1]
+            for stream, (count, rest) in now.items()
+        )
+
     def close(self, counted: Any) -> bool:
         """Whether what was counted at the end is what was counted before."""
         same = self.count is None or self.count == counted
@@ -63,13 +77,22 @@ class Told:
         return same
 
 
+NOTHING: tuple[int, dict[str, Any]] = (0, {})
+
+
+def by_stream(lines: Lines) -> dict[str, tuple[int, dict[str, Any]]]:
+    """How often each stream was released, and what stands in its line beside that: its noise and its sampling."""
+    return {line["stream"]: (line["count"], {k: v for k, v in line.items() if k != "count"}) for line in lines}
+
+
 @dataclass
 class Retold:
-    """All that the entries say."""
+    """All that the entries say. One that no guard writes after those before it is a problem, and changes nothing."""
 
     runs: dict[str, Told] = field(default_factory=dict)
     approvals: dict[str, tuple[str, bool]] = field(default_factory=dict)  # run, and whether it stands
     questions: dict[tuple[str, str], str] = field(default_factory=dict)  # by run and key
+    peers: str | None = None  # the digest of what is known of others' ledgers; None: it was never told
     problems: list[str] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
@@ -79,14 +102,28 @@ class Retold:
             self.approvals[plan] = run, True
         elif kind == "revoke" and plan in self.approvals:
             self.approvals[plan] = self.approvals[plan][0], False
-        elif kind == "begin":
+        elif kind == "begin" and self._follows(told is None, run, "it begins twice"):
             self.runs[run] = Told(plan, event["reserved"], state=event.get("state"))
-        elif kind == "answer":
-            self.questions[run, event["key"]] = event["question"]
-            if told is not None:
-                told.answered(event.get("counted"), event.get("state"))
-        elif kind == "close" and told is not None and not told.close(event["counted"]):
-            self.problems.append(f"run {run}: its end says another count than its last answer")
+        elif kind in ("answer", "close") and self._follows(told is not None, run, f"no {kind} can come before it"):
+            assert told is not None
+            if self._follows(not told.closed, run, f"no {kind} can come after its end"):
+                self._answer(told, run, event) if kind == "answer" else self._close(told, run, event)
+
+    def _follows(self, right: bool, run: str, wrong: str) -> bool:
+        if not right:
+            self.problems.append(f"run {run}: {wrong}")
+        return right
+
+    def _answer(self, told: Told, run: str, event: Event) -> None:
+        key, counted = event["key"], event.get("counted")
+        if self._follows((run, key) not in self.questions, run, f"{key} is answered twice"):
+            self.questions[run, key] = event["question"]
+        if self._follows(told.may_count(counted), run, f"{key} counts less than was released, or other noise"):
+            told.answered(counted, event.get("state"))
+        self.peers = event.get("peers", self.peers)
+
+    def _close(self, told: Told, run: str, event: Event) -> None:
+        self._follows(told.close(event["counted"]), run, "its end says another count than its last answer")
 
     def differing_runs(self, rows: Mapping[str, Told]) -> list[str]:
         return [
@@ -122,19 +159,17 @@ def retold(rows: Iterable[tuple[int, str, str]]) -> Retold:
     """What the entries say, from their numbers, texts and links."""
     told, last = Retold(), Head(0, FIRST)
     for seq, text, head in rows:
-        event = read_event(text)
-        if event is not None and (seq, head) == linked(last, event):
+        try:
+            event = json.loads(text)
+            if linked(last, event) != (seq, head):
+                raise ValueError("another link")
             told.add(event)
-        else:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             told.problems.append(f"entry {seq}: it is not the one that was written")
-        last = Head(seq, head)
+        last = Head(seq, str(head))
     return told
 
 
-def read_event(text: str) -> dict[str, Any] | None:
-    """None: no entry that a ledger has written."""
-    try:
-        event = json.loads(text)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "kind" in event else None
+def digest_of(table: Mapping[str, Head]) -> str:
+    """Of what is known of others' ledgers."""
+    return hashlib.sha256(canonical({key: list(head) for key, head in table.items()})).hexdigest()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from silodp.deploy.chain import Head, digest_of
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.silo import SiloServer
 from silodp.deploy.silo_process import account_arrays, respond
@@ -47,13 +48,15 @@ def question_of(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 class Witness(Protocol):
     """Signs which points a silo was shown, and checks that the others were shown the same (silodp.deploy.vouch)."""
 
-    def saw(self, question: str, points: str, entries: int) -> list[Any]: ...
+    def saw(self, question: str, points: str, head: Head, known: Mapping[str, Head]) -> list[Any]: ...
 
-    def check_same(self, echo: Any, question: str, points: str, entries: Mapping[str, int]) -> dict[str, int]: ...
+    def check_same(
+        self, echo: Any, question: str, points: str, known: Mapping[str, Head], hash_at: Callable[[int], str]
+    ) -> dict[str, Head]: ...
 
-    def by_key(self, entries: Mapping[str, int]) -> dict[str, int]: ...
+    def by_key(self, heads: Mapping[str, Head]) -> dict[str, Head]: ...
 
-    def of_sites(self, entries: Mapping[str, int]) -> dict[str, int]: ...
+    def of_sites(self, heads: Mapping[str, Head]) -> dict[str, Head]: ...
 
 
 class Desk:
@@ -66,10 +69,10 @@ class Desk:
         self.ledger, self.run, self.silo, self.witness, self.ahead = ledger, run, silo, witness, False
         self.seen: tuple[str, str] | None = None  # the last question's key, and the digest of its points
         self.asked: Counter[str] = Counter()
-        self.entries: dict[str, int] = {}  # how long each site's ledger was when it last signed
+        self.known: dict[str, Head] = {}  # the last entry of every other site's ledger that it has signed
         self.stored: dict[str, bytes] = {}  # digests of the parts of the state on the disk
         if ledger.run(run) is None:
-            self.entries = {} if witness is None else witness.of_sites(ledger.peers())
+            self.known = {} if witness is None else witness.of_sites(ledger.peers())
             ledger.begin(run, fingerprint, self._lines(silo.whole.releases(silo.index)), self._changed())
         else:
             self._restore(ledger.state(run))
@@ -80,13 +83,13 @@ class Desk:
         self.silo.restore(header, arrays)
         self.asked = Counter(header["asked"])
         self.seen = None if header["seen"] is None else (header["seen"][0], header["seen"][1])
-        self.entries = header["entries"]
+        self.known = {site: Head(*head) for site, head in header["known"].items()}
         self.stored = {name: hashlib.sha256(data).digest() for name, data in kept.items()}
 
     def _changed(self, asked: Counter[str] | None = None) -> dict[str, bytes]:
         """The parts of the silo's state that differ from those on the disk."""
         header, arrays = self.silo.state()
-        header |= {"asked": dict(self.asked if asked is None else asked), "seen": self.seen, "entries": self.entries}
+        header |= {"asked": dict(self.asked if asked is None else asked), "seen": self.seen, "known": self.known}
         parts = {name: encode({}, {"part": array}) for name, array in arrays.items()} | {HEADER: encode(header, {})}
         digests = {name: hashlib.sha256(data).digest() for name, data in parts.items()}
         changed = {name: parts[name] for name, own in digests.items() if self.stored.get(name) != own}
@@ -97,31 +100,36 @@ class Desk:
         """The answer's bytes."""
         if header.get("kind") == "account":
             return encode({"kind": "account"}, account_arrays(self.silo.account))
+        self.ledger.check_has(header.get("last"))
         key, question = key_of(header), question_of(header, arrays)
         given = self.ledger.given(self.run, key, question)
         return self._fresh(key, question, header, arrays) if given is None else given
 
     def _fresh(self, key: str, question: bytes, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-        began, asked, entries = time.process_time(), self._asked(header), self.entries
+        began, asked, known = time.process_time(), self._asked(header), self.known
         witness = self.witness if header.get("kind") == "ask" else None
         if witness is not None and self.seen is not None:
-            entries = witness.check_same(header.get("echo"), *self.seen, entries)
+            known = witness.check_same(header.get("echo"), *self.seen, known, self.ledger.hash_at)
         told, message = self._answered(header, arrays)
-        if witness is not None:
-            self.seen = key, points_of(arrays)
-            told["seen"] = witness.saw(*self.seen, self.ledger.head.seq)
-        self.entries = entries
+        peers = {} if witness is None else self.ledger.peers() | witness.by_key(known)
+        self.known, self.seen = known, self.seen if witness is None else (key, points_of(arrays))
         body = hashlib.sha256(encode(told, message)).hexdigest()
         event = {"kind": "answer", "run": self.run, "key": key, "question": question.hex(), "answer": body}
         state, counted = self._changed(asked), self.counted(asked)
         event |= {"counted": counted, "state": self.ledger.digests(state)}
+        event |= {} if witness is None else {"peers": digest_of(peers)}
         with self.ledger.event(event) as head:
-            reply = encode(told | {"ledger": list(head)}, message)
+            reply = encode(told | self._signed(witness, head), message)
             self.ledger.add_answer(self.run, key, question, reply, counted, state, time.process_time() - began)
-            self.ledger.note_peers({} if witness is None else witness.by_key(entries))
+            self.ledger.note_peers(peers)
             self.ledger.drop(self.run, self._covered(header))
         self.ahead, self.asked = False, asked
         return reply
+
+    def _signed(self, witness: Witness | None, head: Head) -> dict[str, Any]:
+        """What an answer says of the ledger with this answer in it."""
+        seen = {} if witness is None or self.seen is None else {"seen": witness.saw(*self.seen, head, self.known)}
+        return {"ledger": list(head)} | seen
 
     def _answered(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """The silo's answer. From here on memory is ahead of the disk, unless a question was refused as it came."""

@@ -87,6 +87,7 @@ class Guard(Office):
     def _open(self, document: Document) -> Desk:
         if self.desk is not None and self.desk.run == document.run:
             return self.desk
+        self.ledger.check_unedited()  # what is decided here is decided by its rows
         known = self.ledger.run(document.run)
         if known is not None and (known.fingerprint != document.fingerprint or known.closed is not None):
             raise Denied("run")
@@ -133,6 +134,7 @@ class Guard(Office):
 
     def _certificate(self, header: Mapping[str, Any]) -> bytes:
         """The run is over: no further answers, and a signed statement of what it was."""
+        self.ledger.check_unedited()
         run = str(header.get("run"))
         found, kept = self.ledger.run(run), self.ledger.document(run)
         if found is None or kept is None:

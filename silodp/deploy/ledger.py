@@ -1,9 +1,9 @@
 """The durable ledger of one site: what was approved, reserved, answered and counted, over all runs. No JAX.
 
-SQLite in WAL mode with full synchronisation. Everything that belongs to one answer is one transaction: the charge, the
-exact bytes, the digest of the question and the silo's state are on the disk before a byte leaves. Rows are never
-changed back: every event adds a link to a chain of hashes, and the last link is kept in a second file as well. A ledger
-that was put back from a copy is behind that file, and refuses to work. Large values have files of their own.
+All that belongs to one answer is one transaction (silodp.deploy.book): the charge, the exact bytes, the digest of the
+question and the silo's state are on the disk before a byte leaves. Rows are what a guard works with, because they are
+quick to find. What they have to say is in the entries too (silodp.deploy.chain): a row that was edited is noticed.
+Large values have files of their own.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from silodp.deploy.blobs import Blobs
-from silodp.deploy.chain import FIRST, Event, Head, Told, linked, retold, sealed
-from silodp.deploy.files import alone_with
-from silodp.deploy.signing import canonical
+from silodp.deploy.book import Book
+from silodp.deploy.chain import Event, Head, Retold, Told, digest_of, retold, sealed
 from silodp.errors import ConfigError, Refused
 
 TABLES = """
@@ -32,22 +29,13 @@ create table if not exists run(run text primary key, fingerprint text not null, 
 create table if not exists answer(run text, key text, question blob not null, reply blob, primary key(run, key));
 create table if not exists state(run text, name text, data blob not null, primary key(run, name));
 create table if not exists secret(value blob not null);
-create table if not exists peer(key text primary key, entries integer not null);
+create table if not exists peers(key text primary key, entries integer not null, head text not null);
 create table if not exists refusal(at real not null, code text not null, detail text not null);
-create table if not exists chain(seq integer primary key, at real not null, event text not null, head text not null);
 """
 NAMED = """select data from state where typeof(data) = 'text'
            union select reply from answer where typeof(reply) = 'text'"""
 LEDGER, COUNTER = "ledger.db", "counter"  # files of a run on one machine
-SLOT = 128  # bytes of one of two places in the counter's file: a torn write spoils one of them at most
 MOST_REFUSALS = 10_000  # that are kept: nobody fills a disk with them
-
-
-def entry_of(slot: bytes) -> Head | None:
-    """What stands in one place of the counter's file; None: nothing that was written whole."""
-    parts = slot.decode("ascii", "replace").split()
-    whole = len(parts) == 3 and hashlib.sha256(" ".join(parts[:2]).encode()).hexdigest()[:16] == parts[2]
-    return Head(int(parts[0]), parts[1]) if whole else None
 
 
 class Answered(NamedTuple):
@@ -81,75 +69,22 @@ class Closed(Refused):
     """A run that gets no further answers."""
 
 
-class Ledger:
+class Edited(ConfigError):
+    """Rows are not what the entries say, or entries are none that a guard writes."""
+
+
+class Ledger(Book):
     """One site's ledger. `counter`: the second file, best on another disk."""
 
     def __init__(self, path: Path, counter: Path):
-        self.path, self.counter, self.blobs = path, counter, Blobs(path.with_name("blobs"))
-        self.noted = 0  # the entry that this program has told the counter of
+        self.blobs = Blobs(path.with_name("blobs"))
         self.swept = False  # whether every file beside it is named by a row
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # before SQLite would create it for all to read
-        os.close(handle)
-        self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
-        try:
-            self.db.execute("pragma journal_mode=wal")
-            self.db.execute("pragma synchronous=full")
-            self.db.executescript(TABLES)
-            self.db.execute("insert into secret select ? where not exists (select 1 from secret)", [os.urandom(32)])
-            self.check_not_behind()
-            self.note_last()
-        except sqlite3.DatabaseError as error:
-            raise ConfigError(f"{path}: the ledger cannot be read ({error})") from None
+        super().__init__(path, counter, TABLES)
 
-    def close(self) -> None:
-        self.db.close()
+    def _set_up(self) -> None:
+        self.db.execute("insert into secret select ? where not exists (select 1 from secret)", [os.urandom(32)])
 
-    # --- the chain ----------------------------------------------------------------------------------------
-
-    @property
-    def head(self) -> Head:
-        found = self._one("select seq, head from chain order by seq desc limit 1")
-        return Head(*found) if found else Head(0, FIRST)
-
-    def check_not_behind(self) -> None:
-        """A copy that was put back lacks what the counter has seen."""
-        noted = self._noted()
-        if noted is None or noted.seq == 0:
-            return
-        found = self._one("select head from chain where seq = ?", noted.seq)
-        if found is None or found[0] != noted.hash:
-            raise ConfigError(
-                f"{self.path}: this ledger is older than {self.counter}, or another one: it was put back from a copy, "
-                "and answers that were given are missing in it; bring the newer one back"
-            )
-
-    def note_last(self) -> None:
-        """The counter knows of every entry before its answer leaves, also when it could not be written at first."""
-        head = self.head
-        if self.noted != head.seq and head.seq:
-            self._note(head)
-
-    def next_head(self, event: Event) -> Head:
-        """What the chain's head will be with this event."""
-        return linked(self.head, event)
-
-    @contextmanager
-    def event(self, told: Event | Callable[[], Event]) -> Iterator[Head]:
-        """One transaction with its link; what is written inside is there with it, or not at all. What is to be told of
-        the ledger itself is a function: it is called when nobody else can write."""
-        self.db.execute("begin immediate")
-        try:
-            event = told() if callable(told) else told
-            head = self.next_head(event)
-            row = (head.seq, time.time(), canonical(dict(event)).decode(), head.hash)
-            self.db.execute("insert into chain values(?, ?, ?, ?)", row)
-            yield head
-            self.db.execute("commit")
-        except BaseException:
-            if self.db.in_transaction:
-                self.db.execute("rollback")
-            raise
-        self._note(head)
+    def _written(self) -> None:
         if not self.swept:
             self._sweep()
 
@@ -161,31 +96,6 @@ class Ledger:
             self.swept = True
         finally:
             self.db.execute("commit")
-
-    def _note(self, head: Head) -> None:
-        body = f"{head.seq} {head.hash}"
-        line = f"{body} {hashlib.sha256(body.encode()).hexdigest()[:16]}".ljust(SLOT - 1).encode() + b"\n"
-        handle, place = os.open(self.counter, os.O_RDWR | os.O_CREAT, 0o600), SLOT * (head.seq % 2)
-        try:
-            with alone_with(handle):  # the operator's commands write here too
-                known = entry_of(os.pread(handle, SLOT, place))
-                if known is None or known.seq < head.seq:  # it never goes back
-                    os.pwrite(handle, line, place)
-                os.fsync(handle)
-        finally:
-            os.close(handle)
-        self.noted = head.seq
-
-    def _noted(self) -> Head | None:
-        if not self.counter.is_file():
-            if self.head.seq:
-                raise ConfigError(f"{self.counter}: missing; nobody can tell whether the ledger was put back")
-            return None
-        data = self.counter.read_bytes()
-        found = [each for each in (entry_of(data[:SLOT]), entry_of(data[SLOT : 2 * SLOT])) if each is not None]
-        if not found:
-            raise ConfigError(f"{self.counter}: cannot be read; the ledger cannot tell whether it was put back")
-        return max(found)
 
     # --- approvals ----------------------------------------------------------------------------------------
 
@@ -253,7 +163,13 @@ class Ledger:
 
     def runs(self) -> list[Run]:
         rows = self.db.execute("select run, fingerprint, began, reserved, counted, closed, cpu from run order by began")
-        return [Run(r, f, b, json.loads(s), json.loads(c), closed, cpu) for r, f, b, s, c, closed, cpu in rows]
+        return [Run(r, f, b, self._lines(s), self._lines(c), closed, cpu) for r, f, b, s, c, closed, cpu in rows]
+
+    def _lines(self, text: Any) -> list[dict[str, Any]]:
+        try:
+            return json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            raise Edited(f"{self.path}: a run's row is none that a guard writes; it was edited") from None
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -295,12 +211,13 @@ class Ledger:
             self.swept = False
             self.db.execute("update answer set reply = null where run = ? and key = ?", (run, key))
 
-    def note_peers(self, entries: Mapping[str, int]) -> None:
-        """Inside `event`: how long others' ledgers were when they last signed, by public key. Kept over runs."""
-        self.db.executemany("insert or replace into peer values(?, ?)", list(entries.items()))
+    def note_peers(self, heads: Mapping[str, Head]) -> None:
+        """Inside `event`, which tells `digest_of` it: the last entries that others have signed, by public key. Kept
+        over runs."""
+        self.db.executemany("insert or replace into peers values(?, ?, ?)", [(k, *head) for k, head in heads.items()])
 
-    def peers(self) -> dict[str, int]:
-        return dict(self.db.execute("select key, entries from peer"))
+    def peers(self) -> dict[str, Head]:
+        return {key: Head(seq, head) for key, seq, head in self.db.execute("select key, entries, head from peers")}
 
     def _put_state(self, run: str, state: Mapping[str, bytes]) -> None:
         rows = [(run, name, self._kept(data)) for name, data in state.items()]
@@ -332,25 +249,36 @@ class Ledger:
         damaged = [name for (name,) in self.db.execute(NAMED) if not self.blobs.sound(name)]
         return self.edited() + [f"{self.blobs.folder / name}: missing, or not what was written" for name in damaged]
 
+    def check_unedited(self) -> None:
+        if edited := self.edited():
+            raise Edited(f"{self.path}: {edited[0]}; silodp ledger verify {self.path.parent} lists all of it")
+
     def edited(self) -> list[str]:
         """Entries that are not those that were written, and rows that are not what the entries say."""
         self.db.execute("savepoint reading")  # all that is read is of one moment
         try:
             told = retold(self.db.execute("select seq, event, head from chain order by seq"))
-            questions = self.db.execute("select run, key, question from answer")
-            approvals = self.db.execute("select fingerprint, run, document, revoked from approval")
+            return told.problems + self._differing(told)
+        finally:
+            self.db.execute("release reading")
+
+    def _differing(self, told: Retold) -> list[str]:
+        questions = self.db.execute("select run, key, question from answer")
+        approvals = self.db.execute("select fingerprint, run, document, revoked from approval")
+        try:
             return [
-                *told.problems,
                 *told.differing_answers({(run, key): question.hex() for run, key, question in questions}),
                 *told.differing_runs({each.run: self._row(each) for each in self.runs()}),
                 *told.differing_approvals(approvals),
+                *(["others' ledgers: what is known of them is not what was written"] if self._forgets(told) else []),
             ]
-        finally:
-            self.db.execute("release reading")
+        except (ValueError, TypeError, AttributeError) as error:
+            return [f"a row is none that a guard writes ({type(error).__name__})"]
+
+    def _forgets(self, told: Retold) -> bool:
+        peers = self.peers()
+        return bool(peers) if told.peers is None else digest_of(peers) != told.peers
 
     def _row(self, run: Run) -> Told:
         state = sealed(self._secret, {name: self.blobs.digest(cell) for name, cell in self._cells(run.run)})
         return Told(run.fingerprint, run.reserved, run.counted, state, run.closed is not None)
-
-    def _one(self, sql: str, *given: Any) -> Any:
-        return self.db.execute(sql, given).fetchone()

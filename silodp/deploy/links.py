@@ -37,7 +37,8 @@ def heard(data: bytes) -> Answer:
     header, arrays = decode(data)
     if header.get("kind") == "refused":
         code = f"{plain(header['code'])}: " if "code" in header else ""
-        raise Refused(f"a silo refused: {code}{plain(header.get('reason'))}")
+        about = f" ({plain(header['about'])})" if "about" in header else ""
+        raise Refused(f"a silo refused: {code}{plain(header.get('reason'))}{about}")
     return header, arrays
 
 

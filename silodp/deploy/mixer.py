@@ -81,6 +81,7 @@ class Mixer(Office):
         raise Denied("kind")
 
     def _plan(self, header: Mapping[str, Any]) -> bytes:
+        self.ledger.check_unedited()
         document = self._agreed(header)
         found = self.ledger.run(document.run)
         if found is not None and (found.fingerprint != document.fingerprint or found.closed is not None):
@@ -115,6 +116,7 @@ class Mixer(Office):
 
     def _statement(self, header: Mapping[str, Any]) -> bytes:
         """The run is over: nothing more is released, and a signed statement of what was."""
+        self.ledger.check_unedited()
         run = str(header.get("run"))
         found = self.ledger.run(run)
         if found is None:

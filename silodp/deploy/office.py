@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from silodp.deploy import signing
+from silodp.deploy.book import PutBack
 from silodp.deploy.document import Document, check_approvals
 from silodp.deploy.files import locked
-from silodp.deploy.ledger import Closed, Dropped, Ledger, Repeated
+from silodp.deploy.ledger import Closed, Dropped, Edited, Ledger, Repeated
 from silodp.deploy.policy import SENTENCES, Denied, operators_file
 from silodp.deploy.wire import decode, encode
 from silodp.errors import ConfigError, Refused, Undecided
@@ -45,9 +46,11 @@ class Office:
             raise ConfigError(f"{folder}: another guard works here; two would answer twice")
         self.key = signing.Key.read(folder / KEY)
         self.ledger = open_ledger(folder)
-        if edited := self.ledger.edited():
+        try:
+            self.ledger.check_unedited()
+        except Edited:
             self.close()
-            raise ConfigError(f"{self.ledger.path}: {edited[0]}; silodp ledger verify {folder} lists all of it")
+            raise
 
     def close(self) -> None:
         self.ledger.close()
@@ -61,9 +64,13 @@ class Office:
             except Undecided as error:  # nothing was spent, and the two grids are public
                 return encode({"kind": "grid", "exponents": list(error.either)}, {})
             except Denied as error:
-                return self._refused(error.code, str(error))
+                return self._refused(error.code, str(error), error.about)
             except (Repeated, Dropped) as error:
                 return self._refused("repeated", str(error))
+            except PutBack as error:
+                return self._refused("put-back", str(error))
+            except Edited as error:
+                return self._refused("edited", str(error))
             except Closed as error:
                 return self._refused("run", str(error))
             except (sqlite3.Error, OSError) as error:
@@ -79,13 +86,14 @@ class Office:
     def _forget(self) -> None:
         """What is in memory and not on the disk."""
 
-    def _refused(self, code: str, detail: str) -> bytes:
+    def _refused(self, code: str, detail: str, about: str = "") -> bytes:
         self._forget()
         try:
             self.ledger.refused(code, detail)
         except sqlite3.Error as error:  # a full disk refuses this line too
             print(f"guard: a refusal could not be noted ({error})", file=sys.stderr, flush=True)
-        return encode({"kind": "refused", "code": code, "reason": SENTENCES[code]}, {})
+        told = {"kind": "refused", "code": code, "reason": SENTENCES[code]}
+        return encode(told | ({"about": about} if about else {}), {})
 
     def _message(self, data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         if len(data) > self.policy.limits.message_bytes:

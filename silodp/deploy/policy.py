@@ -122,11 +122,11 @@ def read_toml(file: Path, kind: type[S], maker: str) -> S:
 
 
 class Denied(Refused):
-    """A plan that this site's policy does not allow; `code` names the rule."""
+    """What this site's policy does not allow. `code` names the rule, `about` the site of the plan that it is about."""
 
-    def __init__(self, code: str):
-        super().__init__(SENTENCES[code])
-        self.code = code
+    def __init__(self, code: str, about: str = ""):
+        super().__init__(f"{SENTENCES[code]}: {about}" if about else SENTENCES[code])
+        self.code, self.about = code, about
 
 
 # What may be told to anybody: fixed sentences. What exactly was wrong is in the site's own list of refusals.
@@ -162,6 +162,8 @@ SENTENCES = {
     "repeated": "this question was answered already, with other contents, or its bytes were dropped",
     "seen": "the sites were shown different points in the last round",
     "behind": "another site's ledger went back; it was put back from a copy, or cloned",
+    "put-back": "this site's ledger lacks an entry that others have seen; it was put back from a copy, or cloned",
+    "edited": "this site's ledger is not what was written in it; its operator can see why",
     "disk": "the ledger could not be written; nothing was sent",
     "fault": "something went wrong inside this site; nothing was sent",
 }
@@ -197,7 +199,7 @@ def check_document(policy: Policy, key: str, document: Document) -> None:
 
 def left_alone(plan: Plan, index: int) -> float:
     """The epsilon of one silo's records in this run if all others, a shuffler too, work for the server."""
-    levels = plan.if_others_collude(index, plan.spent(index), plan.config.privacy.delta)
+    levels = plan.if_others_collude(index, plan.spent(index), plan.config.privacy.delta, plan.together(index))
     return max(levels.values()) if levels else plan.epsilon(index)
 
 

@@ -18,7 +18,7 @@ from silodp.channels.sealed import Terms
 from silodp.deploy.links import Answer, Link, heard
 from silodp.deploy.shuffler import split
 from silodp.deploy.shuffling import PARCEL
-from silodp.deploy.vouch import entries_of, points_of
+from silodp.deploy.vouch import points_of, seen_of
 from silodp.deploy.wire import encode
 from silodp.errors import Refused
 
@@ -75,6 +75,8 @@ class Remote:
             header = header | {"echo": self.echoes.of(self.site), "done": self.done}
         elif header["kind"] == "sum":
             question = f"sum {header['round']}/{header['query']}/{header['step']}"
+        if question:  # the last entry that it has told: it goes on from there, or was put back from a copy
+            header = header | {"last": next((list(head) for head in (self.head, self.opened) if head[0]), None)}
         self.shown = points_of(arrays)
         data = encode(header | {"run": self.run}, dict(arrays))
         self.bytes[1] += len(data)
@@ -100,7 +102,7 @@ class Remote:
         if self.signed is None:
             return
         try:
-            entries_of(self.signed, seen, self.site, question, self.shown)
+            seen_of(self.signed, seen, self.site, question, self.shown)
         except Refused:
             raise Refused(f"site {self.site}: has not signed the points that it was shown") from None
         self.echoes.add(self.site, question, seen)

@@ -52,6 +52,7 @@ class Batches:
 
     def shuffle(self, header: Mapping[str, Any], parcels: Mapping[str, np.ndarray]) -> bytes:
         """The answer's bytes."""
+        self.ledger.check_has(header.get("last"))
         round, query = int(header["round"]), str(header["query"])
         key, question = f"shuffle {round}/{query}", digest_of(parcels)
         given = self.ledger.given(self.run, key, question)
