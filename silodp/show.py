@@ -76,7 +76,8 @@ def print_algorithm(row: dict[str, Any]) -> None:
 def print_bounds(found: dict[str, Any]) -> None:
     """The setting, then a table for each thing that is bounded: upper bounds, then lower ones."""
     told(", ".join(f"{letter} = {number:.6g}" for letter, number in found["setting"].items()))
-    told("n: records of the smallest silo, N: silos in a round, d: parameters, R: rounds, K: local steps")
+    told("n: records of the smallest silo, N: silos in a round, d: parameters, R: rounds, K: local steps, B: batch,")
+    told("b: batch of local steps (all records when left out), b0: batch of the first round")
     for of in dict.fromkeys(row["of"] for row in found["bounds"]):
         table = Table("", of, "trust", "value", box=None)
         for column in table.columns:
@@ -84,11 +85,13 @@ def print_bounds(found: dict[str, Any]) -> None:
         for row in found["bounds"]:
             if row["of"] == of:
                 lacks = f"\n  needs {row['missing']}" if row["value"] is None else ""
-                words = Text(f"{row['method']} ({row['paper']})\n  {row['formula']}{lacks}")
+                fails = f"\n  says nothing here, not met: {'; '.join(row['unmet'])}" if row["unmet"] else ""
+                words = Text(f"{row['method']} ({row['paper']})\n  {row['formula']}{lacks}{fails}")
                 value = "" if lacks else f"{row['value']:.3g}"
                 table.add_row("at least" if row["lower"] else "at most", words, row["trust"], value)
         console.print(table)
     told("Constants that O(.) and Omega(.) hide are 1, and so is F(x0) - min F: compare rates, not runs.")
+    told("Steps and clips are taken to be those of each theorem.")
 
 
 def print_summary(summary: dict[str, Any], directory: Path) -> None:

@@ -69,6 +69,60 @@ def test_psgms_bounds_are_those_of_its_table_1(tmp_path):
     local = 0.5 / 40 + L / (40 * 4) + L / (40 * math.sqrt(4 * 25))
     local += L * math.sqrt(d) / (40 * math.sqrt(4) * 25) + L * math.sqrt(d) / (math.sqrt(40 * 10) * 1000)
     assert told["ce-psgm-fg, Thm A.2"]["value"] == pytest.approx(local + private)
+    assert told["mb-psgm, Thm A.3"]["missing"] == "algorithm.batch"
+    first = ["--set", "algorithm.batch=100", "--set", "algorithm.batch_first=900"]
+    told = rows(tmp_path, "--set", "algorithm.name=ce-psgm", *(w for each in options for w in ("--set", each)), *first)
+    drawn = 10 * 100
+    ratio = server / math.sqrt(40 * d * drawn)
+    sampling = (L * G) ** (2 / 3) / drawn ** (2 / 3) + G**2 / (drawn * 40)
+    batches = sampling + private + (ratio + ratio ** (1 / 3)) * (d * L * G) ** (2 / 3) / server ** (4 / 3)
+    assert told["mb-psgm, Thm A.3"]["value"] == pytest.approx(L / 40 + batches)
+    assert told["ce-psgm, Thm 4.2"]["value"] == pytest.approx(local + batches)
+    assert not told["mb-psgm, Thm A.3"]["unmet"] and not told["ce-psgm, Thm 4.2"]["unmet"]
+
+
+def test_bvrs_bound_is_that_of_theorem_5_3_and_f_4(tmp_path):
+    """With R = 40, K = 4 and b = 5."""
+    options = [f"algorithm.{key}" for key in ("rounds=40", "local_steps=4", "batch_local=5", "heterogeneity=0.5")]
+    told = rows(tmp_path, "--set", "algorithm.name=diff2-bvr-l-sgd", *(w for each in options for w in ("--set", each)))
+    G, L, d = 1.5, 2.0, 100
+    optimum = (L * G * d) ** (2 / 3) / 10_000 ** (4 / 3)
+    descent = L / 4 + 0.5 + L / math.sqrt(4 * 5) + L * math.sqrt(d) / (math.sqrt(4) * 5)
+    lasting = L * math.sqrt(d) / (1000 * math.sqrt(10) * math.sqrt(40))
+    assert told["diff2-bvr-l-sgd, Thm 5.3"]["value"] == pytest.approx(optimum)
+    assert told["diff2-bvr-l-sgd, Thm F.4"]["value"] == pytest.approx(descent / 40 + lasting + optimum)
+    assert not told["diff2-bvr-l-sgd, Thm F.4"]["unmet"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "unmet"),
+    [
+        (
+            "diff2-bvr-l-sgd, Thm 5.3",
+            ["batch_local=50"],
+            "batch_local <= n / (2 e alpha), alpha the order of Prop. 5.1",
+        ),
+        ("diff2-gd, Thm 4.3", ["gradient_bound=1000"], "n N >= G^2 sqrt(d) / (L epsilon)"),
+        ("mb-psgm, Thm A.3", ["batch=100", "rounds=10000"], "1/(R b0) <= beta^2/batch"),
+        ("mb-psgm, Thm A.3", ["batch=1", "rounds=1"], "N min(b0, batch) >= ln(1/delta)/epsilon"),
+        ("mb-psgm, Thm A.3", ["batch=100", "rounds=1", "smoothness=9"], "beta <= 1"),
+        ("ce-psgm, Thm 4.2", ["batch=100", "local_steps=4", "batch_local=30"], "batch = K batch_local"),
+        ("ce-psgm, Thm 4.2", ["batch=1000", "local_steps=4", "batch_local=250"], "batch < n, b0 < n"),
+    ],
+)
+def test_a_bound_whose_assumption_fails_says_so(tmp_path, method, options, unmet):
+    row = rows(tmp_path, *(word for each in options for word in ("--set", f"algorithm.{each}")))[method]
+    assert unmet in row["unmet"]
+
+
+def test_epsilons_beyond_a_theorem_are_named(tmp_path):
+    told = rows(tmp_path, "--set", "privacy.epsilon=14.0")
+    assert told["mb-psgm-fg, Thm A.4"]["unmet"] == ["epsilon <= ln(1/delta)"]
+    assert told["sdp-spider, Thm 3.2"]["unmet"] == ["epsilon <= ln(1/delta)"] and not told["spider, Thm 3.1"]["unmet"]
+    assert told["any, Thm 3.3 and F.3"]["unmet"] == ["epsilon <= sqrt(N)"]
+    assert "says nothing here, not met: epsilon <= sqrt(N)" in " ".join(
+        printed(tmp_path, "--set", "privacy.epsilon=14.0").split()
+    )
 
 
 def test_the_table_says_what_it_is_for_and_cuts_nothing(tmp_path):

@@ -45,7 +45,18 @@ from silodp.algorithms.papers import (
     spider_noise,
     summed_spider,
 )
-from silodp.algorithms.proofs import CAPPED, CLIP, DIFFERENCE, FULL, HALF_STEP, LOCAL, at_least, small_epsilon, step
+from silodp.algorithms.proofs import (
+    CAPPED,
+    CLIP,
+    DIFFERENCE,
+    ENOUGH,
+    FULL,
+    HALF_STEP,
+    LOCAL,
+    SMALL_LOCAL_BATCH,
+    small_epsilon,
+    step,
+)
 from silodp.algorithms.theory import (
     Choice,
     difference_clips,
@@ -276,21 +287,12 @@ def spider_alt(c: Choice) -> None:
 SPIDER = (FULL, CLIP, CAPPED, HALF_STEP)
 SPIDER_SILOS = (*SPIDER, small_epsilon("2 ln(1/delta)", lambda log: 2 * log))
 SPIDER_SUMS = (*SPIDER, small_epsilon("ln(1/delta)", lambda log: log))
-ENOUGH = at_least(
-    "n N >= G^2 sqrt(d) / (L epsilon)",
-    lambda c: c.n * c.silos,
-    lambda c: c.G**2 * math.sqrt(c.d) / (c.L * c.epsilon),
-)
 THM_4_3 = (FULL, CLIP, DIFFERENCE, HALF_STEP, ENOUGH)
 THM_5_3 = (
     *THM_4_3, LOCAL,
     step("1/(K zeta)", lambda c: 1 / (c.steps * heterogeneity(c))),
     step("sqrt(b/K)/L", lambda c: math.sqrt((c.options.batch_local or c.n) / c.steps) / c.L),
-    at_least(
-        "batch_local <= n / (2 e alpha), alpha the order of Prop. 5.1",
-        lambda c: c.n / (2 * math.e * (1 + math.ceil(2 * math.log(1 / c.privacy.delta) / c.epsilon))),
-        lambda c: c.options.batch_local or c.n,
-    ),
+    SMALL_LOCAL_BATCH,
 )  # fmt: skip
 
 CLIPS = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}

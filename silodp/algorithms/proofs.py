@@ -114,3 +114,27 @@ FULL: Condition = (
 def small_epsilon(words: str, limit: Callable[[float], float]) -> Condition:
     """`limit` of ln(1/delta)."""
     return at_most(f"epsilon <= {words}", lambda c: c.epsilon, lambda c: limit(math.log(1 / c.privacy.delta)))
+
+
+# What DIFF2 and PSGM assume of the sizes: conditions of their labels, and of their bounds as numbers.
+ENOUGH = at_least(
+    "n N >= G^2 sqrt(d) / (L epsilon)",
+    lambda c: c.n * c.silos,
+    lambda c: c.G**2 * math.sqrt(c.d) / (c.L * c.epsilon),
+)
+SMALL_LOCAL_BATCH = at_least(
+    "batch_local <= n / (2 e alpha), alpha the order of Prop. 5.1",
+    lambda c: c.n / (2 * math.e * (1 + math.ceil(2 * math.log(1 / c.privacy.delta) / c.epsilon))),
+    lambda c: c.options.batch_local or c.n,
+)
+
+
+def first_batch(c: Choice) -> int:
+    return c.options.batch_first or c.options.batch or c.n
+
+
+ENOUGH_MESSAGES = at_least(
+    "N min(b0, batch) >= ln(1/delta)/epsilon",
+    lambda c: c.silos * min(first_batch(c), c.options.batch or c.n),
+    lambda c: math.log(1 / c.privacy.delta) / c.epsilon,
+)

@@ -32,7 +32,16 @@ import jax.numpy as jnp
 from silodp.algorithms.differences import LocalState, LocalSteps
 from silodp.algorithms.entry import ALL, Case, Entry, Printed
 from silodp.algorithms.papers import FULL, PSGM, SHUFFLED
-from silodp.algorithms.proofs import CLIP, DIFFERENCE, LOCAL, WHOLE_STEP, at_least, at_most, step
+from silodp.algorithms.proofs import (
+    CLIP,
+    DIFFERENCE,
+    ENOUGH_MESSAGES,
+    LOCAL,
+    WHOLE_STEP,
+    at_most,
+    first_batch,
+    step,
+)
 from silodp.algorithms.theory import (
     GAP,
     Choice,
@@ -215,10 +224,6 @@ def paper_eps0(case: Case) -> tuple[float, tuple[str, ...]]:
     return math.log(max(min(largest for _, largest in limits), 1e-300)), tuple(reasons)
 
 
-def first_batch(c: Choice) -> int:
-    return c.options.batch_first or c.options.batch or c.n
-
-
 def duchi(c: Choice) -> bool:
     return c.options.randomizer in (None, "duchi") and not c.options.fused
 
@@ -231,11 +236,7 @@ COMMON_CONDITIONS = (
         lambda c: 0.0 if c.options.batch is None else 1 / (c.options.rounds * first_batch(c)),
         lambda c: (c.options.momentum or 0.0) ** 2 / (c.options.batch or c.n),
     ),
-    at_least(
-        "N min(b0, batch) >= ln(1/delta)/epsilon",
-        lambda c: c.silos * min(first_batch(c), c.options.batch or c.n),
-        lambda c: math.log(1 / c.privacy.delta) / c.epsilon,
-    ),
+    ENOUGH_MESSAGES,
     step(
         "sqrt(momentum N batch)/(K L)",
         lambda c: math.inf if c.options.batch is None
