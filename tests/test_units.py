@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from silodp.digits import rounded_up
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan.account import account
-from silodp.plan.certificate import Context, certificate
+from silodp.plan.certificate import Context, as_text, certificate
 from silodp.plan.claim import claim_of
 from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
@@ -59,7 +60,12 @@ def test_the_certificate_says_what_is_protected_and_shows_the_whole_curve():
     assert silo["groups"][0]["epsilon"] == pytest.approx(silo["record_epsilon"], rel=1e-6)
     assert silo["groups"][-1]["epsilon"] == silo["epsilon"] == pytest.approx(2.0, rel=1e-4)
     record = certificate(planned(), [planned().spent(0), planned().spent(1)], Context())
-    assert "every record of every silo" in record["statement"] and "groups" not in record["silos"][0]
+    assert "every record of every silo" in record["statement"] and "record_epsilon" not in record["silos"][0]
+    curve = record["silos"][0]["groups"]
+    assert [group["records"] for group in curve] == [1, 2, 5, 10, 20, 30] and curve[0]["epsilon"] <= 2.0
+    assert f"for 20, {rounded_up(curve[-1]['epsilon'])} for 30" in as_text(record)
+    sampled = planned(batch=5)  # a search for every size: only where groups are asked for
+    assert "groups" not in certificate(sampled, [sampled.spent(0), sampled.spent(1)], Context())["silos"][0]
 
 
 @pytest.mark.parametrize("unit", ["record", 3, "user"])

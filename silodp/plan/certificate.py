@@ -129,8 +129,11 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
     delta, held = plan.config.privacy.delta, sum(plan.facts.held_out[silo : silo + 1])
     worst = max(plan.apart(own), key=lambda part: accountant.epsilon(part, delta), default=own)
     epsilon, record = plan.cost(silo, own), accountant.epsilon(worst, delta)
-    grouped = {"record_epsilon": record, "groups": groups(own, delta, plan.facts.sizes[silo])}
-    return ({} if plan.config.privacy.unit == "record" else grouped) | {
+    alone, persons = plan.config.privacy.unit == "record", of_persons(plan, own)
+    # Sampled releases need a search for every size of group: only where groups were asked for.
+    curve = not alone or accountant.gdp(persons) is not None
+    grouped = {"groups": groups(persons, delta, plan.facts.sizes[silo])} if curve else {}
+    return grouped | ({} if alone else {"record_epsilon": record}) | {
         "silo": plan.facts.names[silo],
         "records": plan.facts.sizes[silo] + held,
         "held_out": held,
@@ -141,10 +144,9 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
         "releases": [release_of(plan, silo, s) for s in own],
         "collusion": plan.if_others_collude(silo, own, delta, plan.together(silo)),
         "several_records_of_one_person": [
-            {"records": k, "epsilon": accountant.group_epsilon(of_persons(plan, own), delta, k), "delta": delta}
-            for k in (2, 5)
+            {"records": k, "epsilon": accountant.group_epsilon(persons, delta, k), "delta": delta} for k in (2, 5)
         ],
-    }
+    }  # fmt: skip
 
 
 def unit_of(plan: Plan) -> str:
@@ -262,4 +264,5 @@ def silo_lines(silo: Mapping[str, Any]) -> list[str]:
     lines += [f"  if {line}" for line in collusion_lines(silo["collusion"])]
     for group in silo["several_records_of_one_person"]:
         lines.append(f"  a person with {group['records']} records here: epsilon {rounded_up(group['epsilon'])}")
-    return lines
+    told = [f"{rounded_up(group['epsilon'])} for {group['records']}" for group in silo.get("groups", ())]
+    return [*lines, f"  any records that change together: epsilon {', '.join(told)}"] if told else lines
