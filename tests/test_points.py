@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from silodp.channels.sealed import Terms
+from silodp.deploy.shuffler import Batches
+from silodp.deploy.wire import decode
 from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
@@ -58,6 +62,8 @@ def test_values_and_differences_may_have_batches_of_their_own():
         ("sdp-prox-sgd", {"rounds": 4}, {"value": (1.0, 1e-5)}),  # Alg. 7: N/(2M) epsilon, and all silos answer
         ("sdp-prox-svrg", {"rounds": 6, "restart": 3},  # Alg. 8, with E Q = 6
          dict.fromkeys(("value", "difference"), (2.0 / (8 * math.sqrt(24 * math.log(2e5))), 1e-5 / 12))),
+        ("sdp-prox-pl-svrg", {"rounds": 6, "restart": 3, "epochs": 1},  # Alg. 9: Alg. 8 twice, with E Q = 3 and eps/4
+         dict.fromkeys(("value", "difference"), (0.5 / (8 * math.sqrt(12 * math.log(8e5))), 2.5e-6 / 6))),
         ("sdp-spider", {"rounds": 7, "restart": 3, "clip_difference": 0.7},  # Alg. 10, with R = 6
          {"value": (2.0 / (4 * math.sqrt(2 * math.log(1e5))), 1e-5 / 4),
           "difference": (2.0 / (4 * math.sqrt(12 * math.log(1e5))), 1e-5 / 12)}),
@@ -73,6 +79,29 @@ def test_the_sums_printed_noise_is_taken_and_judged(name, options, called):
         assert plan.epsilon(0) == pytest.approx(1.0, rel=0.02)  # each record is in one sum only
     else:
         assert plan.epsilon(0) < 2.0
+
+
+def test_the_two_messages_of_a_record_are_shuffled_apart():
+    """CE-PSGM, line 8: where a value comes out says nothing of where its record's difference does."""
+
+    class NoLedger:
+        given = staticmethod(lambda run, key, question: None)
+        add_answer = drop = staticmethod(lambda *known: None)
+        event = staticmethod(lambda about: nullcontext([0, ""]))
+
+    messages = [bytes([i]) for i in range(8)]
+    shuffler = Batches(NoLedger(), "run", dict.fromkeys(("value", "difference"), Terms(1, (8,), 1)),  # type: ignore[arg-type]
+                       lambda parcel, silo, batch: b"".join(messages))  # fmt: skip
+
+    def place(query: str) -> int:
+        """Where the first record's message comes out."""
+        _, arrays = decode(shuffler.shuffle({"round": 0, "query": query}, {"0": np.zeros(1, np.uint8)}))
+        return arrays["sealed"][:, 0].tolist().index(0)
+
+    pairs = np.array([(place("value"), place("difference")) for _ in range(2000)])
+    counts = np.histogram2d(*pairs.T, bins=8)[0]
+    assert counts.min() > 5  # each of 64 pairs has a chance of 1/64: fewer than 6 of 31 happens once in 1e6 runs
+    assert np.mean(pairs[:, 0] == pairs[:, 1]) < 0.125 + 5 * math.sqrt(0.125 * 0.875 / 2000)
 
 
 def test_stationarity_is_that_of_the_set():

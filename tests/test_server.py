@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from silodp.algorithms import REGISTRY
 from silodp.core import averaged
 from silodp.errors import ConfigError
+from silodp.facts import Facts
+from silodp.plan.parts import built, settled_facts
 from silodp.prox import build_prox, build_sum
 from silodp.run.steps import stays_above
 from silodp.server import Averaging, Optimiser, build_average, build_decay, build_optimiser
@@ -55,6 +58,19 @@ def test_an_optimiser_changes_the_path_and_not_the_cost(name):
     for stream, tally in before.ends.accounts.tallies.items():
         np.testing.assert_array_equal(tally.count, after.ends.accounts.tallies[stream].count)
     assert np.abs(np.asarray(before.state.x - after.state.x)).max() > 1e-3
+
+
+def test_every_estimator_but_mu2s_takes_an_optimiser():
+    """DIFF2, Alg. 1, line 17: what the server makes of an estimate is its own affair."""
+    facts = Facts((40, 40, 40), ("a", "b", "c"), parameters=6)
+    for name, entry in REGISTRY.items():
+        config = case(name, (entry.trusts or ("untrusted",))[0], optimiser="nesterov", weights="size")
+        if name == "mu2":
+            with pytest.raises(ConfigError, match="a momentum of its own"):
+                built(config, settled_facts(config, facts))
+        else:
+            algorithm = built(config, settled_facts(config, facts))[2]
+            assert algorithm.optimiser is not None and algorithm.optimiser.kind == "nesterov", name
 
 
 def test_steps_shrink_as_asked():

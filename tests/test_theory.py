@@ -178,6 +178,17 @@ def test_sums_on_unequal_silos_take_a_share_of_each():
     assert made.batch is None and made.batch_share == pytest.approx(batch / N) and made.restart == N // batch
 
 
+@pytest.mark.parametrize(
+    ("name", "trust", "reach"), [("prox-sgd", "untrusted", N * 2), ("sdp-prox-sgd", "shuffled", N * M)]
+)
+def test_prox_sgd_takes_theorem_e_1s_rounds(name, trust, reach):
+    """R = 2 kappa ln(mu / G^2 min(N n, (eps reach)^2 / (d ln(1/delta)))); the batches are what n / R leaves."""
+    made = chosen(name, trust)
+    least = min(M * N, (2.0 * reach) ** 2 / (D_MODEL * LOG))
+    assert made["rounds"] == math.ceil(2 * 8 * math.log(0.1 / 1.5**2 * least))
+    assert (made["clip"], made["step_size"]) == (1.5, pytest.approx(1 / (2 * 0.8)))
+
+
 def test_prox_svrg_takes_the_theorems_epochs():
     pl = chosen("prox-pl-svrg")
     batch = math.ceil((N**2 / M) ** (1 / 3))
