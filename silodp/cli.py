@@ -23,6 +23,7 @@ from silodp.cli_deploy import plan as plans
 from silodp.cli_fit import fit, predict, warned
 from silodp.cli_pages import compare, plan, show
 from silodp.cli_schema import app as schema
+from silodp.cli_told import Outside, only_listed
 from silodp.cluster import place_of
 from silodp.compiler import compile_quickly
 from silodp.errors import ConfigError, Refused, one_line
@@ -202,10 +203,12 @@ def audit(
     real: Annotated[
         Path | None, typer.Option(metavar="RUNDIR", help="check the answers that a message run kept (run.answers)")
     ] = None,
+    outside: Outside = None,
 ) -> None:
     """Attack the library's own code with canary records and compare what leaks with what the plan claims."""
     with refusals():
         if real is not None:
+            only_listed(outside)
             audit_answers(real)
             return
         for kind, given in (("algorithm", algorithm), ("channel", trust)):

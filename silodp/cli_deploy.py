@@ -12,15 +12,11 @@ import typer
 from typer.core import TyperGroup
 
 from silodp.cli_sites import shuffler, silo
-from silodp.cli_told import Out, SiteFolder, loaded, refuse_existing, told, written
+from silodp.cli_told import Out, Outside, SiteFolder, loaded, refuse_existing, told, written
 from silodp.errors import ConfigError
 
 Site = Annotated[Path, typer.Option("--site", help="the folder of this site's guard", metavar="DIR")]
 PlanFile = Annotated[Path, typer.Argument(help="a plan that `silodp plan propose` wrote", metavar="PLAN.json")]
-Outside = Annotated[
-    list[str] | None,
-    typer.Option("--outside", help="a part that the plan may name; its code is run", metavar="MODULE:CLASS"),
-]
 
 ledger = typer.Typer(no_args_is_help=True, help="For a hospital: what has been spent on its records, and what is left.")
 federation = typer.Typer(no_args_is_help=True, help="A whole federation on this machine, to look at.")

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silodp.cli_fit import told
+from silodp.cli_told import Outside, only_listed
 from silodp.errors import ConfigError
 from silodp.later import Later
 from silodp.show import console, print_errors, print_expectations, print_landscape, print_summary
@@ -24,9 +25,11 @@ def show(
     directory: Annotated[Path, typer.Argument(help="directory of a run, a saved model or a sweep")],
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     web: Annotated[bool, typer.Option("--web", help="open its report.html in a browser")] = False,
+    outside: Outside = None,
 ) -> None:
     """Print what a run found and what it guarantees, or open its report."""
     with told():
+        only_listed(outside)
         if web:
             opened(page_of(directory))
         elif (directory / "bundle.json").is_file():
@@ -82,6 +85,7 @@ def compare(
         Path | None, typer.Option(help="write the page to this file (default: none)", metavar="HTML")
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="open the page in a browser")] = False,
+    outside: Outside = None,
 ) -> None:
     """Put runs or saved models side by side: guarantees, results, costs."""
     from silodp.deploy.pages import story_of
@@ -92,6 +96,7 @@ def compare(
             raise ConfigError("compare: one directory only; give two or more")
         if out is not None and out.exists():
             raise ConfigError(f"--out {out}: exists; give another path")
+        only_listed(outside)
         stories = read_all(directories, story_of)
         table = Table("", *map(escape, stories))
         for row in compared(stories):

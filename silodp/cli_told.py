@@ -11,9 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
+from silodp import registry
 from silodp.errors import ConfigError, Refused, one_line
 
 SiteFolder = Annotated[Path, typer.Argument(help="the folder of this site's guard", metavar="DIR")]
+Outside = Annotated[
+    list[str] | None,
+    typer.Option("--outside", help="a part that the plan may name; its code is run", metavar="MODULE:CLASS"),
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="write to this file (default: print)")]
 
 
@@ -32,6 +37,13 @@ def told() -> Iterator[None]:
     except KeyboardInterrupt:
         print("stopped; what it had started has ended; a server's run goes on with --resume", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+def only_listed(outside: list[str] | None) -> None:
+    """Files that somebody else may have written are read from here on: what they name is imported only if it is
+    listed. The first list of a process stands."""
+    if not registry.is_closed():
+        registry.close(outside or ())
 
 
 def refuse_existing(out: Path) -> None:

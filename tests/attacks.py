@@ -27,6 +27,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_messages::test_a_server_cannot_make_a_silo_import_what_it_names",
         "test_deploy_messages::test_a_trust_model_that_a_server_names_is_not_imported_either",
         "test_deploy_attacks::test_no_command_imports_what_a_plan_names",
+        "test_deploy_attacks::test_no_command_imports_what_a_strangers_run_names",
         "test_deploy_mixer::test_a_shuffler_imports_nothing_that_a_plan_names",
     ),
     "a clip norm whose noise is lost": (
@@ -52,6 +53,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_attacks::test_a_fictitious_site_is_not_believed",
         "test_deploy_attacks::test_a_known_site_with_another_key_is_not_believed",
         "test_deploy_mixer::test_a_site_may_limit_what_is_left_if_all_others_collude",
+        "test_deploy_mixer::test_what_is_left_alone_is_of_as_many_records_as_the_plan_protects_together",
         "test_deploy_guard::test_a_signature_is_for_one_purpose_and_one_body",
     ),
     "a silo that starts again, or was cloned, forgets its budget or draws noise anew": (
@@ -105,6 +107,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_listen::test_only_the_relays_user_and_the_guards_own_are_heard",
         "test_deploy_listen::test_whoever_announces_much_is_not_listened_to",
         "test_deploy_listen::test_a_crowd_gets_no_more_threads_than_there_are_places",
+        "test_deploy_listen::test_who_is_being_answered_does_not_give_way",
         "test_deploy_listen::test_a_frame_has_begun_with_its_first_byte",
         "test_deploy_listen::test_a_header_is_not_read_when_it_is_larger_than_any_plan",
         "test_deploy_mixer::test_a_message_that_is_too_large_is_not_read",
@@ -124,6 +127,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_server::test_an_answer_that_no_honest_site_sends_is_refused",
         "test_deploy_server::test_a_certificate_is_more_than_a_signature",
         "test_deploy_server::test_what_a_certificate_counts_is_what_was_planned",
+        "test_deploy_sums::test_a_run_without_missing_sites",
         "test_deploy_server::test_silos_that_do_not_say_which_keys_they_took_are_noticed",
         "test_deploy_missing::test_words_around_a_sum_that_are_none_end_the_run_in_a_line",
     ),

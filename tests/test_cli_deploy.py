@@ -49,6 +49,21 @@ def sites(tmp_path) -> dict[str, Path]:
     return folders
 
 
+def test_a_site_that_is_trusted_twice_stands_in_the_policy_once(sites, tmp_path):
+    """In one command too. An operator's own way to write a heading is kept, or the file is left as it is."""
+    policy, facts = sites["north"] / "guard.toml", tmp_path / "south.facts.json"
+    without = "".join(line for line in policy.read_text().splitlines(True) if not line.startswith('"south"'))
+    (tmp_path / "both.json").write_text(json.dumps([json.loads(facts.read_text())] * 2))
+    for heading in ("[peers]", "[peers]  # by telephone", "# [peers]\n[peers]"):
+        policy.write_text(without.replace("[peers]", heading))
+        told = silodp("silo", "trust", sites["north"], facts, facts, tmp_path / "both.json", "--yes")
+        assert told.count("noted") == 1 and read_policy(sites["north"]).peers.keys() == {"south"}
+    policy.write_text(without.replace("[peers]", "[ peers ]"))
+    before = policy.read_text()
+    assert "by hand" in silodp("silo", "trust", sites["north"], facts, "--yes", code=2)
+    assert policy.read_text() == before
+
+
 def test_from_a_new_folder_to_a_checked_certificate(sites, tmp_path, monkeypatch):
     north, plan = sites["north"], tmp_path / "plan.json"
     told = silodp("plan", "propose", config_file(tmp_path), *tmp_path.glob("*.facts.json"), "-o", plan)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from silodp import registry
@@ -155,6 +156,35 @@ def test_no_command_imports_what_a_plan_names(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_allowed", None)
     CliRunner().invoke(app, ["plan", "show", str(plan), "--outside", "this:x"])
     assert "this" in sys.modules
+
+
+CERTIFIED: Tree = {
+    "site": "north", "plan": "", "ledger": [1, ""], "date": "2026-01-01T00:00:00Z", "versions": {}, "epsilon": 1.0,
+    "delta": 1e-5, "total_epsilon": 1.0, "total_delta": 1e-5, "runs": 1, "releases": [], "sees": "", "collusion": None,
+    "model": None,
+}  # fmt: skip
+
+
+def test_no_command_imports_what_a_strangers_run_names(idle, tmp_path, monkeypatch):
+    """A federation's run, and the answers that a message run has kept."""
+    tree = edited(idle, put(*CONFIG, "algorithm", "name", "this:x"))
+    federation, kept = tmp_path / "federation", tmp_path / "kept"
+    (kept / "answers").mkdir(parents=True)
+    federation.mkdir()
+    (federation / "plan.json").write_text(json.dumps(tree))
+    signed = idle.keys["north"].signed("certificate", CERTIFIED | {"run": tree["run"]})
+    (federation / "certificates.json").write_text(json.dumps([signed]))
+    (kept / "plan.json").write_text(json.dumps(tree["plan"]))
+    (kept / "config.toml").write_text("")
+    save_file({"0/value/mean/value": X0}, kept / "answers" / "000000.safetensors")
+    commands = [("show", federation), ("show", federation, "--web"), ("compare", federation, federation)]
+    for words in [*commands, ("audit", "--real", kept)]:
+        for outside in ([], ["--outside", "this:x"]):
+            monkeypatch.delitem(sys.modules, "this", raising=False)
+            monkeypatch.setattr(registry, "_allowed", None)  # a command is a process
+            done = CliRunner().invoke(app, [*map(str, words), *outside])
+            assert done.exit_code and ("this" in sys.modules) == bool(outside), (words, done.output)
+            assert outside or "not listed" in done.output, words
 
 
 def check(told: dict[str, Any], code: str) -> None:

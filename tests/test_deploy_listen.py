@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,18 +64,23 @@ def test_a_frame_has_begun_with_its_first_byte():
     here, there = socket.socketpair()
     with here, there:
         there.sendall(bytes(3))
-        caught: list[BaseException] = []
+        assert raised(Late, lambda: take_frame(here.fileno(), 0.05, LARGEST, idle=3600.0))
 
-        def take() -> None:
-            try:
-                take_frame(here.fileno(), 0.05, LARGEST, idle=3600.0)
-            except Late as error:
-                caught.append(error)
 
-        thread = threading.Thread(target=take, daemon=True)
-        thread.start()
-        thread.join(20)
-        assert caught and not thread.is_alive()
+def raised(kind: type[Exception], act: Callable[[], Any]) -> bool:
+    """Whether it raises that before long; where it does neither, nobody waits for it."""
+    caught: list[Exception] = []
+
+    def acting() -> None:
+        try:
+            act()
+        except kind as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=acting, daemon=True)
+    thread.start()
+    thread.join(20)
+    return bool(caught) and not thread.is_alive()
 
 
 def test_a_header_is_not_read_when_it_is_larger_than_any_plan(monkeypatch):
@@ -104,17 +110,41 @@ def test_whoever_announces_much_is_not_listened_to(tmp_path):
 
 
 def test_a_crowd_gets_no_more_threads_than_there_are_places(tmp_path):
-    """300 connections that say nothing; who comes when they are gone is served."""
+    """300 connections that say nothing. Who comes to ask is served, also while they are there."""
     before = threading.active_count()
-    with listening(tmp_path / "s" / "g.sock", bytes) as listener:
+    with listening(tmp_path / "s" / "g.sock", bytes) as listener, asking(tmp_path / "s" / "g.sock") as first:
         serving(listener)
+        assert first.ask(b"question") == b"question"
         with ExitStack() as crowd:
             links = [crowd.enter_context(connected(tmp_path / "s" / "g.sock")) for _ in range(300)]
-            turned_away = [link for link in links[MOST:] if link.recv(1) == b""]
-            assert len(turned_away) == 300 - MOST
-            assert threading.active_count() <= before + 1 + MOST
+            with asking(tmp_path / "s" / "g.sock") as link:
+                assert repeated("here", lambda: link.ask(b"question"), 20.0) == b"question"
+                assert [each.recv(1) for each in links[: 300 - MOST + 1]] == [b""] * (300 - MOST + 1)
+                assert threading.active_count() <= before + 1 + MOST
+                assert first.ask(b"question") == b"question"  # it had to give way, and comes again
         with asking(tmp_path / "s" / "g.sock") as link:
             assert repeated("here", lambda: link.ask(b"question"), 20.0) == b"question"
+
+
+def test_who_is_being_answered_does_not_give_way(tmp_path):
+    """All places are taken by questions that are worked on: who comes is turned away, and may come again."""
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def reply(data: bytes) -> bytes:
+        begun.release()
+        go_on.wait(20)
+        return data
+
+    with listening(tmp_path / "s" / "g.sock", reply) as listener, ExitStack() as stack:
+        serving(listener)
+        links = [stack.enter_context(asking(tmp_path / "s" / "g.sock")) for _ in range(MOST)]
+        with ThreadPoolExecutor(MOST) as pool:
+            answers = [pool.submit(link.ask, b"question") for link in links]
+            assert all(begun.acquire(timeout=20) for _ in links)
+            with asking(tmp_path / "s" / "g.sock") as late, pytest.raises(OSError):
+                late.ask(b"question")
+            go_on.set()
+            assert {answer.result(20) for answer in answers} == {b"question"}
 
 
 @contextmanager
@@ -165,18 +195,7 @@ def test_who_connects_to_a_guard_that_is_stopped_does_not_wait(tmp_path):
                 crowd[-1].connect(str(tmp_path / "s" / "g.sock"))
             except BlockingIOError:
                 break
-        caught: list[BaseException] = []
-
-        def ask() -> None:
-            try:
-                GuardSocket(tmp_path / "s" / "g.sock", 0.1).ask(b"question")
-            except ConfigError as error:
-                caught.append(error)
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(20)
-        assert caught and not thread.is_alive()
+        assert raised(ConfigError, lambda: GuardSocket(tmp_path / "s" / "g.sock", 0.1).ask(b"question"))
     for each in crowd:
         each.close()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -106,20 +107,26 @@ def test_a_second_silo_that_dies_ends_the_run():
 
 def test_a_silo_is_asked_once_even_if_its_sum_was_never_opened():
     """A server that plays dead after the answers gets no second sum of the round."""
-    prepared = prepared_for(made_data((40, 25, 31)), missing=1, colluding=0)
-    silos = [Mortal() for _ in range(3)]
-    with joined(prepared.plan, silos, records_of(prepared), None) as fed:
-        fed.start(prepared.setting.x0)
-        fed.begin_round(0)
+    with before_a_sum() as (fed, ask, x0):
         fed.end.open = lambda *_: None  # type: ignore[method-assign]
-        fed.end.mean = lambda *given: (prepared.setting.x0, given[2])  # type: ignore[method-assign]
-        query = prepared.plan.algorithm.value  # type: ignore[attr-defined]
-        fed.mean(query, prepared.setting.x0)
+        fed.end.mean = lambda *given: (x0, given[2])  # type: ignore[method-assign]
+        ask()
         with pytest.raises(Refused, match="prepared already"):
-            fed.mean(query, prepared.setting.x0)
+            ask()
         fed.end.prepare = lambda talk, present: list(present)  # type: ignore[method-assign]
         with pytest.raises(Refused, match="answered already"):
-            fed.mean(query, prepared.setting.x0)
+            ask()
+
+
+@contextmanager
+def before_a_sum() -> Iterator[tuple[MessageFederation, Callable[[], Any], Any]]:
+    """A federation before its first sum, the question, and the point that it is asked at."""
+    prepared = prepared_for(made_data((40, 25, 31)), missing=1, colluding=0)
+    query, x0 = prepared.plan.algorithm.value, prepared.setting.x0  # type: ignore[attr-defined]
+    with joined(prepared.plan, [SiloHere() for _ in range(3)], records_of(prepared), None) as fed:
+        fed.start(x0)
+        fed.begin_round(0)
+        yield fed, lambda: fed.mean(query, x0), x0
 
 
 LIES: dict[str, Any] = {"nothing": {}, "lists": [], "numbers": 7, "texts": "zz", "none": None}
@@ -128,13 +135,8 @@ HONEST = {"public": ["11" * 32, "22" * 32], "sealed": {str(i): "00" for i in ran
 
 @pytest.fixture(scope="module")
 def summed():
-    """A federation before its first sum, and the question."""
-    prepared = prepared_for(made_data((40, 25, 31)), missing=1, colluding=0)
-    silos = [SiloHere() for _ in range(3)]
-    with joined(prepared.plan, silos, records_of(prepared), None) as fed:
-        fed.start(prepared.setting.x0)
-        fed.begin_round(0)
-        yield fed, lambda: fed.mean(prepared.plan.algorithm.value, prepared.setting.x0)  # type: ignore[attr-defined]
+    with before_a_sum() as (fed, ask, _):
+        yield fed, ask
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -18,7 +18,7 @@ from silodp.deploy import approval, signing
 from silodp.deploy.certify import SHUFFLED, verified
 from silodp.deploy.document import Document, proposed
 from silodp.deploy.kits import put_run
-from silodp.deploy.policy import SENTENCES, Denied, check_document, read_policy
+from silodp.deploy.policy import SENTENCES, Denied, check_document, left_alone, read_policy
 from silodp.deploy.server import drive
 from silodp.deploy.shuffling import Outbox, create_box, public_of
 from silodp.deploy.signing import SERVER_KEY
@@ -285,6 +285,17 @@ def test_a_site_may_limit_what_is_left_if_all_others_collude(idle):
         limits = policy.limits.model_copy(update={"epsilon_alone": most})
         with pytest.raises(Denied, match="colluding parties") if refused else nullcontext():
             check_document(policy.model_copy(update={"limits": limits}), key, document)
+
+
+def test_what_is_left_alone_is_of_as_many_records_as_the_plan_protects_together(idle):
+    """As the screen says it: an operator who limits it limits that."""
+    alone = {}
+    for unit in ("record", 3):
+        privacy = SHUFFLED_CONFIG["privacy"] | {"unit": unit}
+        plan = idle.document(config_of(**SHUFFLED_CONFIG | {"privacy": privacy})).plan
+        levels = plan.if_others_collude(0, plan.spent(0), plan.config.privacy.delta, plan.together(0))
+        alone[unit] = left_alone(plan, 0), max(levels.values())
+    assert all(own == most for own, most in alone.values()) and alone[3][0] > 2 * alone["record"][0] / 3
 
 
 def test_a_plan_without_its_shuffler_or_with_one_too_many_is_refused(idle):

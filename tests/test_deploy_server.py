@@ -126,7 +126,7 @@ def test_what_a_certificate_counts_is_what_was_planned(told):
     north, south = told.certificates
     body, first = south["body"], south["body"]["releases"][0]
     lies: list[tuple[str, Header]] = [
-        ("no releases", {"releases": [], "epsilon": 0, "total_epsilon": 0}),
+        ("fewer streams", {"releases": [], "epsilon": 0, "total_epsilon": 0}),
         ("delta", {"delta": 0.99}),
         ("who sees what", {"sees": "nobody anything"}),
         ("other noise", other_lines(body, multiplier=first["multiplier"] / 10)),
@@ -140,6 +140,10 @@ def test_what_a_certificate_counts_is_what_was_planned(told):
         ("twice", {"releases": [*body["releases"], first], "epsilon": 1e9}),
         ("over all runs", {"total_epsilon": 0.0}),
         ("over all runs", {"runs": 0}),
+        ("versions", {"versions": {}}),
+        ("if others collude", {"collusion": {"nobody_colludes": 0.0}}),
+        ("its ledger is shorter", {"ledger": [3, "a" * 64]}),
+        ("its last entry is none", {"ledger": [9, ""]}),
     ]
     for reason, lie in lies:
         with pytest.raises(Refused, match=reason):

@@ -88,9 +88,21 @@ def check_certificates(document: Document, certificates: list[dict], counts: dic
 
 
 def test_a_run_without_missing_sites(sites, tmp_path):
+    """Its certificates tell of all rounds, and of all that may collude: a site may sign less, and is not believed."""
     document = sites.document(summed(colluding=2))
     certificates = drive(document, sites.approve(document), sites.rpc, tmp_path / "run")
     check_certificates(document, certificates, dict.fromkeys(SIZES, 2))
+    body = certificates[0]["body"]
+    levels, less = body["collusion"], {"releases": [line | {"count": 1} for line in body["releases"]]}
+    for reason, lie in (
+        ("a number of releases", less),
+        ("fewer streams", {"releases": []}),
+        ("if others collude", {"collusion": dict.fromkeys(levels, 0.0)}),
+        ("if others collude", {"collusion": None}),
+        ("if others collude", {"collusion": dict(list(levels.items())[:1])}),
+    ):
+        with pytest.raises(Refused, match=reason):
+            verified([sites.keys["north"].signed("certificate", body | lie), *certificates[1:]], document)
 
 
 def test_a_round_does_without_a_site_and_its_certificate_comes_later(sites, tmp_path):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = "held_out"  # of a line: it is about records that are not trained on
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")  # as time.strftime writes it below
+HASH = re.compile(r"[0-9a-f]{64}")
+NEEDED = 3  # entries of a run beside its answers: approved, begun, closed
 CERTIFICATE, SHUFFLED = "certificate", "shuffled"
 _text = lambda told: isinstance(told, str)
 _count = lambda told: type(told) is int and told >= 0
@@ -132,23 +134,44 @@ def total_of_run(body: Mapping[str, Any]) -> float:
 
 
 def check_planned(body: Mapping[str, Any], document: Document) -> None:
-    """Delta, streams, sampling and noise are the plan's, and no stream was released more often."""
-    plan, site, lines = document.plan, plain(body["site"]), body["releases"]
-    spent = plan.spent(document.sites.index(body["site"])) if plan.private else []
-    planned = {line["stream"]: marked(line, plan) for line in written(spent)}
+    """All that a certificate says is the plan's, or what the plan makes of its releases."""
+    plan, site, index = document.plan, plain(body["site"]), document.sites.index(body["site"])
     if body["delta"] != plan.config.privacy.delta or body["sees"] != plan.channel.sees:
         raise Refused(f"certificate of {site}: its delta, or who sees what, is not the plan's")
+    if body["versions"] != document.tree["versions"]:
+        raise Refused(f"certificate of {site}: its versions are not the plan's")
+    check_releases(body["releases"], document, index)
+    left = plan.if_others_collude(index, read(body["releases"]), body["delta"])
+    if not same_levels(body["collusion"], left):
+        raise Refused(f"certificate of {site}: what is left if others collude is not what its releases leave")
+    least = NEEDED + max((line["count"] for line in body["releases"]), default=0)
+    if body["ledger"][0] < least or not HASH.fullmatch(body["ledger"][1]):
+        raise Refused(f"certificate of {site}: its ledger is shorter than this run, or its last entry is none")
+
+
+def check_releases(lines: Sequence[Mapping[str, Any]], document: Document, index: int) -> None:
+    """Streams, sampling and noise are the plan's. No stream was released more often; nor less often, where it is known
+    that every site was asked in all of its rounds."""
+    plan, site = document.plan, document.sites[index]
+    planned = {line["stream"]: marked(line, plan) for line in written(plan.spent(index) if plan.private else [])}
     if len({line["stream"] for line in lines}) < len(lines):
         raise Refused(f"certificate of {site}: a stream stands in it twice")
+    surely_asked = plan.facts.counts_exactly and document.waits and not plan.config.privacy.missing
     for line in lines:
         right = planned.get(line["stream"])
-        if right is None or canonical(line | {"count": right["count"]}) != canonical(right):
+        if right is None or canonical({**line, "count": right["count"]}) != canonical(right):
             raise Refused(f"certificate of {site}: releases that are not the plan's, or with other noise")
-        if type(line["count"]) is not int or not 1 <= line["count"] <= right["count"]:
+        least = right["count"] if surely_asked else 1
+        if type(line["count"]) is not int or not least <= line["count"] <= right["count"]:
             raise Refused(f"certificate of {site}: a number of releases that the plan does not have")
-    surely_asked = plan.facts.counts_exactly and document.waits and not plan.config.privacy.missing
-    if planned and not lines and surely_asked:
-        raise Refused(f"certificate of {site}: no releases, under a plan that waits for every site")
+    if surely_asked and len(lines) < len(planned):
+        raise Refused(f"certificate of {site}: fewer streams than those of a plan that waits for every site")
+
+
+def same_levels(told: Mapping[str, float] | None, left: Mapping[str, float] | None) -> bool:
+    if told is None or left is None:
+        return told is left
+    return told.keys() == left.keys() and all(math.isclose(told[who], left[who], rel_tol=1e-6) for who in left)
 
 
 def said(body: Mapping[str, Any], key: str) -> str:
@@ -168,6 +191,8 @@ def opened_statement(statement: Any, document: Document | None) -> dict[str, Any
     body, key = opened(SHUFFLED, statement)
     if not fits(body, SHUFFLER_TOLD):
         raise Refused("statement: not as a shuffler writes it")
+    if document is not None and body["versions"] != document.tree["versions"]:
+        raise Refused(f"statement of {plain(body['site'])}: its versions are not the plan's")
     if document is not None and (document.shuffler is None or document.shuffler.key != key):
         raise Refused(f"statement of {plain(body['site'])}: it is not signed by the plan's shuffler")
     return body

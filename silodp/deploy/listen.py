@@ -1,6 +1,7 @@
 """The guard's Unix socket, and the relay's way to it. No JAX, no network, nobody but the relay's user and its own.
 
-Whoever connects is asked for nothing: the kernel says which user it is.
+Whoever connects is asked for nothing: the kernel says which user it is. Places are few. Where all are taken, the one
+who has been silent for longest gives way to who comes: a relay connects again when it has something to ask.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from silodp.deploy.wire import Late, plain, put_frame, take_frame
@@ -19,6 +21,7 @@ from silodp.errors import ConfigError, Refused
 IDLE, FRAME = 3600.0, 60.0  # seconds: between questions, and for one to arrive
 ONCE, FIRST_PAUSE, LONGEST_PAUSE = 60.0, 0.2, 5.0  # seconds: for one try, and between two
 MOST = 8  # connections at a time
+LEAVING = 1.0  # seconds that one may take that has to give way
 
 
 def user_of(connection: socket.socket) -> int:
@@ -45,6 +48,7 @@ class Listener:
     def __init__(self, path: Path, user: int, reply: Callable[[bytes], bytes], largest: int):
         self.user, self.reply, self.largest = user, reply, largest
         self.listening, self.slots, self.closed = bound(path), threading.Semaphore(MOST), threading.Event()
+        self.lock, self.silent = threading.Lock(), dict[socket.socket, None]()  # the longest silent one first
 
     def serve(self) -> None:
         """Until `close`. Where handles or memory run out for a while, it goes on afterwards: a guard that left here
@@ -57,7 +61,7 @@ class Listener:
                 self.closed.wait(FIRST_PAUSE)
 
     def _admit(self, connection: socket.socket) -> None:
-        if user_of(connection) not in (self.user, os.getuid()) or not self.slots.acquire(blocking=False):
+        if user_of(connection) not in (self.user, os.getuid()) or not self._place():
             connection.close()
             return
         try:
@@ -67,11 +71,34 @@ class Listener:
             connection.close()
             raise
 
+    def _place(self) -> bool:
+        """Whether there is a place, or one is made."""
+        if self.slots.acquire(blocking=False):
+            return True
+        with self.lock:
+            longest = next(iter(self.silent), None)
+            if longest is None:  # all others are being answered
+                return False
+            del self.silent[longest]
+            with suppress(OSError):  # it has just gone by itself
+                longest.shutdown(socket.SHUT_RDWR)
+        return self.slots.acquire(timeout=LEAVING)
+
+    def _asked(self, connection: socket.socket) -> bytes:
+        """The next question of a connection."""
+        with self.lock:
+            self.silent[connection] = None
+        try:
+            return take_frame(connection.fileno(), FRAME, self.largest, IDLE)
+        finally:
+            with self.lock:
+                self.silent.pop(connection, None)
+
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
                 connection.setblocking(False)
-                while data := take_frame(connection.fileno(), FRAME, self.largest, IDLE):
+                while data := self._asked(connection):
                     put_frame(connection.fileno(), self.reply(data), FRAME)
         except (Refused, OSError):  # a frame that is none, or a peer that went away: the connection ends, no more
             return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +123,9 @@ def init_shuffler(folder: Path, site: str) -> list[str]:
 
 def trust_sites(folder: Path, statements: Sequence[Any], ask: Callable[[str], bool] | None) -> list[str]:
     """Other parties' keys into guard.toml, one question each."""
-    policy, lines = read_policy(folder), []
+    lines = []
     for statement in statements:
-        table, site, key = party_of(statement)
+        policy, (table, site, key) = read_policy(folder), party_of(statement)
         known = (policy.peers if table == PEERS else policy.shufflers).get(site)
         if site == policy.site or known == key:
             continue
@@ -151,8 +154,15 @@ def party_of(statement: Any) -> tuple[str, str, str]:
 
 
 def note_key(file: Path, table: str, site: str, key: str) -> None:
-    text, heading = file.read_text(encoding="utf-8"), f"[{table}]\n"
-    if heading not in text:
-        text += f"\n{heading}"
-    before, _, after = text.partition(heading)
-    write_whole(file, f'{before}{heading}"{site}" = "{key}"\n{after}'.encode(), 0o600)
+    """A line more below the table's heading; an operator may have written the file in another way."""
+    text, line = file.read_text(encoding="utf-8"), f'"{site}" = "{key}"\n'
+    heading = re.search(rf"^\[{table}\][ \t]*(#.*)?\n", text, re.MULTILINE)
+    if heading is None:
+        text += f"\n[{table}]\n{line}"
+    else:
+        text = text[: heading.end()] + line + text[heading.end() :]
+    with suppress(tomllib.TOMLDecodeError):
+        if tomllib.loads(text).get(table, {}).get(site) == key:
+            write_whole(file, text.encode(), 0o600)
+            return
+    raise ConfigError(f"{file}: {site} could not be added; write {line.strip()} below [{table}] by hand")

@@ -12,6 +12,30 @@ DEPLOYED = [
         "tests/test_deploy_attacks.py::test_an_honest_plan_beyond_the_limits_is_refused",
     ),
     Mutant(
+        "alone-of-one-record", "silodp/deploy/policy.py",
+        "plan.config.privacy.delta, plan.together(index))", "plan.config.privacy.delta)",
+        "a plan that protects several records together is held against a limit as if it protected one",
+        "tests/test_deploy_mixer.py::test_what_is_left_alone_is_of_as_many_records_as_the_plan_protects_together",
+    ),
+    Mutant(
+        "collusion-levels-believed", "silodp/deploy/certify.py",
+        'if not same_levels(body["collusion"], left):', "if False:",
+        "a certificate says that colluding sites learn nothing",
+        "tests/test_deploy_sums.py::test_a_run_without_missing_sites",
+    ),
+    Mutant(
+        "fewer-releases-believed", "silodp/deploy/certify.py",
+        'least = right["count"] if surely_asked else 1', "least = 1",
+        "a site whose ledger was put back after its last answer certifies what is left in it",
+        "tests/test_deploy_sums.py::test_a_run_without_missing_sites",
+    ),
+    Mutant(
+        "audit-imports-a-strangers-code", "silodp/cli.py",
+        "            only_listed(outside)\n", "",
+        "whoever looks at a stranger's answers runs the stranger's code",
+        "tests/test_deploy_attacks.py::test_no_command_imports_what_a_strangers_run_names",
+    ),
+    Mutant(
         "answer-before-the-counter", "silodp/deploy/ledger.py",
         "        self.note_last()\n        return seen.reply\n", "        return seen.reply\n",
         "an answer leaves that a ledger from an older copy would not know of, and nobody would notice",
