@@ -162,6 +162,7 @@ def close(run: Annotated[str, typer.Argument(help="the run's number", metavar="R
 def ledger_export(folder: SiteFolder, out: Out = None) -> None:
     """All entries as JSON, for an auditor; no record, answer or secret is in them."""
     with told(), opened(folder) as book:
+        book.check_unedited()
         rows = book.db.execute("select seq, at, event, head from chain order by seq")
         written([{"seq": s, "at": at, "event": json.loads(e), "head": h} for s, at, e, h in rows], out)
 

@@ -71,6 +71,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_deploy_ledger::test_the_counter_knows_of_an_entry_before_its_answer_leaves",
         "test_deploy_ledger::test_a_guard_that_was_killed_before_its_counter_had_an_entry_starts_again",
         "test_deploy_ledger::test_entries_that_no_guard_writes_are_found",
+        "test_deploy_ledger::test_a_run_that_somebody_has_begun_with_nothing_is_charged_with_its_plan",
         "test_deploy_ledger::test_a_guard_that_works_and_an_operator_notice_edits",
         "test_deploy_ledger::test_a_ledger_that_was_put_back_and_made_longer_is_noticed",
         "test_deploy_ledger::test_a_site_that_is_shown_its_own_signature_of_another_history_stops",

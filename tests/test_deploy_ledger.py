@@ -17,7 +17,9 @@ from silodp.deploy import approval
 from silodp.deploy.blobs import LARGE
 from silodp.deploy.chain import Head, digest_of, linked
 from silodp.deploy.document import Document
+from silodp.deploy.guard import total_with
 from silodp.deploy.ledger import Ledger
+from silodp.deploy.policy import read_policy
 from silodp.deploy.remote import Echoes, Remote
 from silodp.deploy.signing import canonical
 from silodp.deploy.vouch import Vouch
@@ -253,9 +255,19 @@ def test_a_guard_that_works_and_an_operator_notice_edits(sites):
         told = CliRunner().invoke(app, [*command, str(north)])
         assert told.exit_code == 2 and "its reservation is not what was written" in told.output
     ledger.db.execute("update run set reserved = '['")
-    for command in (["ledger", "verify"], ["ledger", "show"], ["silo", "doctor"]):
+    for command in (["ledger", "verify"], ["ledger", "show"], ["ledger", "export"], ["silo", "doctor"]):
         told = CliRunner().invoke(app, [*command, str(north)])
         assert told.exit_code and isinstance(told.exception, SystemExit), command
+
+
+def test_a_run_that_somebody_has_begun_with_nothing_is_charged_with_its_plan(sites):
+    """One entry more, of a run that is still to come, in the form that a guard writes."""
+    document, ledger = sites.document(), sites.guard("north").ledger
+    policy = read_policy(sites.folders["north"])
+    whole = total_with(policy, ledger, document)
+    sites.approve(document)
+    ledger.begin(document.run, document.fingerprint, [], {})
+    assert not ledger.verify() and total_with(policy, ledger, document) == whole > 0
 
 
 # --- copies ------------------------------------------------------------------------------------------------------

@@ -167,9 +167,9 @@ def check_plan(policy: rules.Policy, key: signing.Key, ledger: Ledger, document:
 
 
 def total_with(policy: rules.Policy, ledger: Ledger, document: Document | None = None) -> float:
-    """Epsilon of all runs on these records together, with this plan if it is not among them."""
+    """Epsilon of all runs on these records together, with all of this plan, whatever is reserved for it."""
     runs = {each.run: read(each.reserved) for each in ledger.runs()}
-    if document is not None and document.run not in runs:
+    if document is not None:
         runs[document.run] = document.plan.spent(document.sites.index(policy.site))
     return epsilon_over(runs, policy.limits.total_delta)
 
