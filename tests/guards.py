@@ -141,3 +141,19 @@ class Federation:
     def close(self) -> None:
         for site in list(self.guards):
             self.end(site)
+
+
+def asked(
+    sites: Federation, run: str, site: str, query: str, round: int, echo: Any = None, last: Any = None
+) -> dict[str, Any]:
+    header = {"kind": "ask", "run": run, "query": query, "round": round, "echo": echo, "last": last}
+    return sites.ask(site, header, **{f"_{i}": X0 + i for i in range(1 if query == "value" else 2)})[0]
+
+
+def first_answers(sites: Federation, document: Document) -> dict[str, Any]:
+    """Of a run that begins: what the sites have signed."""
+    approvals = sites.approve(document)
+    for site in document.sites:
+        assert sites.open(site, document, approvals)["kind"] == "ready"
+        sites.ask(site, {"kind": "start", "run": document.run}, x0=X0)
+    return {site: asked(sites, document.run, site, "value", 0)["seen"] for site in document.sites}

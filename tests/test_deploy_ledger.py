@@ -10,22 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from silodp.cli import app
 from silodp.deploy import approval
 from silodp.deploy.blobs import LARGE
-from silodp.deploy.chain import Head, digest_of, linked
-from silodp.deploy.document import Document
-from silodp.deploy.guard import total_with
+from silodp.deploy.chain import Head, digest_of
 from silodp.deploy.ledger import Ledger
-from silodp.deploy.policy import read_policy
 from silodp.deploy.remote import Echoes, Remote
-from silodp.deploy.signing import canonical
 from silodp.deploy.vouch import Vouch
-from silodp.deploy.wire import decode, encode
+from silodp.deploy.wire import encode
 from silodp.errors import ConfigError, Refused
-from tests.guards import X0, Federation
+from tests.guards import X0, Federation, asked, first_answers
 
 RUN = "00" * 16
 
@@ -166,110 +160,6 @@ def test_a_guard_that_was_killed_before_its_counter_had_an_entry_starts_again(tm
         Ledger(*place)
 
 
-# --- edits -------------------------------------------------------------------------------------------------------
-
-
-def append(ledger: Ledger, *events: Any) -> None:
-    """As somebody does who knows how links are made."""
-    for event in events:
-        head = linked(ledger.head, event)
-        ledger.db.execute("insert into chain values(?, 0, ?, ?)", (head.seq, canonical(event).decode(), head.hash))
-
-
-def lines(count: int, **others: Any) -> list[dict[str, Any]]:
-    return [{"stream": "value", "count": count, "multiplier": 2.0} | others]
-
-
-BEGUN = {"kind": "begin", "run": RUN, "plan": "plan", "reserved": []}
-ENDED = {"kind": "close", "run": RUN, "counted": []}
-GIVEN = {"kind": "answer", "run": RUN, "key": "ask 2/value", "question": ""}
-APPENDED: dict[str, tuple[str, list[Any]]] = {
-    "a run that begins again with nothing": ("begins twice", [BEGUN, ENDED]),
-    "an end that says less": ("its end says another count", [ENDED]),
-    "an end before it": ("no close can come before it", [ENDED | {"run": "other"}]),
-    "a second end": ("no close can come after its end", [ENDED | {"counted": lines(2)}, ENDED]),
-    "an answer after the end": ("no answer can come after", [ENDED | {"counted": lines(2)}, GIVEN | {"counted": []}]),
-    "an answer before it": ("no answer can come before it", [GIVEN | {"run": "other"}]),
-    "an answer once more": ("ask 1/value is answered twice", [GIVEN | {"key": "ask 1/value", "counted": lines(2)}]),
-    "a count that falls": ("ask 2/value counts less", [GIVEN | {"counted": lines(1)}]),
-    "no count": ("ask 2/value counts less", [GIVEN | {"counted": []}]),
-    "more than was reserved": ("ask 2/value counts less", [GIVEN | {"counted": lines(4)}]),
-    "more noise": ("ask 2/value counts less", [GIVEN | {"counted": lines(3, multiplier=20.0)}]),
-    "other sampling": ("ask 2/value counts less", [GIVEN | {"counted": lines(3, sampling={"kind": "Disjoint"})}]),
-    "another stream": ("ask 2/value counts less", [GIVEN | {"counted": lines(2) + lines(1, stream="x")}]),
-    "a count that is none": ("not the one that was written", [GIVEN | {"counted": 5}]),
-    "an answer to nothing": ("not the one that was written", [{"kind": "answer", "run": RUN}]),
-    "no event": ("not the one that was written", [{}]),
-}
-
-
-def test_entries_that_no_guard_writes_are_found(tmp_path):
-    """They are linked as they should be, and the rows say what they say."""
-    book = Ledger(tmp_path / "ledger.db", tmp_path / "counter")
-    book.begin(RUN, "plan", lines(3), {})
-    for r in range(2):
-        event = {"kind": "answer", "run": RUN, "key": f"ask {r}/value", "question": "", "counted": lines(r + 1)}
-        with book.event(event):
-            book.add_answer(RUN, f"ask {r}/value", b"", b"", lines(r + 1), {}, 0.0)
-    assert book.verify() == []
-    for name, (problem, events) in APPENDED.items():
-        book.db.execute("begin")
-        append(book, *events)
-        found = book.verify()
-        book.db.execute("rollback")
-        assert any(problem in line for line in found), (name, found)
-    append(book, BEGUN, ENDED)
-    book.close()
-    with pytest.raises(ConfigError, match=r"counter: older than .*or entries were written by something else"):
-        Ledger(tmp_path / "ledger.db", tmp_path / "counter")
-
-
-ROWS = [
-    "update run set reserved = '['", "update run set counted = '5'", "update run set counted = x'ff'",
-    "update answer set question = 'text'", "update state set data = 5", "update chain set head = 5 where seq = 2",
-    "update chain set event = x'ff' where seq = 2", "update approval set document = 5", "delete from secret",
-]  # fmt: skip
-
-
-def test_a_guard_that_works_and_an_operator_notice_edits(sites):
-    """Not only a guard that starts. What is no row at all is told in a line too."""
-    document = sites.document()
-    first_answers(sites, document)
-    other, ledger, north = sites.document(), sites.guard("north").ledger, sites.folders["north"]
-    approvals = sites.approve(other)
-    for edit in ROWS:
-        ledger.db.execute("begin")
-        ledger.db.execute(edit)
-        assert ledger.edited(), edit
-        told = decode(sites.rpc("north", encode({"kind": "certificate", "run": document.run, "model": "00"}, {})))[0]
-        assert told["code"] == "edited", edit
-        ledger.db.execute("rollback")
-    ledger.db.execute("update run set reserved = '[]', counted = '[]'")
-    assert sites.open("north", other, approvals)["code"] == "edited"
-    told, _ = sites.ask("north", {"kind": "certificate", "run": document.run, "model": "00"})
-    assert told["code"] == "edited" and "reservation is not" in ledger.refusals(1)[0][2]
-    for act in (approval.approve, approval.screen):
-        with pytest.raises(ConfigError, match="its reservation is not what was written"):
-            act(north, other)
-    for command in (["ledger", "show"], ["ledger", "close", document.run]):
-        told = CliRunner().invoke(app, [*command, str(north)])
-        assert told.exit_code == 2 and "its reservation is not what was written" in told.output
-    ledger.db.execute("update run set reserved = '['")
-    for command in (["ledger", "verify"], ["ledger", "show"], ["ledger", "export"], ["silo", "doctor"]):
-        told = CliRunner().invoke(app, [*command, str(north)])
-        assert told.exit_code and isinstance(told.exception, SystemExit), command
-
-
-def test_a_run_that_somebody_has_begun_with_nothing_is_charged_with_its_plan(sites):
-    """One entry more, of a run that is still to come, in the form that a guard writes."""
-    document, ledger = sites.document(), sites.guard("north").ledger
-    policy = read_policy(sites.folders["north"])
-    whole = total_with(policy, ledger, document)
-    sites.approve(document)
-    ledger.begin(document.run, document.fingerprint, [], {})
-    assert not ledger.verify() and total_with(policy, ledger, document) == whole > 0
-
-
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
@@ -306,13 +196,6 @@ def test_a_server_that_resumes_notices_a_ledger_that_was_put_back():
     remote.resumed([5, "a"])
     said(remote, QUESTION)
     said(remote, QUESTION)
-
-
-def asked(
-    sites: Federation, run: str, site: str, query: str, round: int, echo: Any = None, last: Any = None
-) -> dict[str, Any]:
-    header = {"kind": "ask", "run": run, "query": query, "round": round, "echo": echo, "last": last}
-    return sites.ask(site, header, **{f"_{i}": X0 + i for i in range(1 if query == "value" else 2)})[0]
 
 
 def test_other_sites_notice_a_folder_that_was_put_back_whole(tmp_path):
@@ -426,12 +309,3 @@ def document_of_an_earlier_run(sites: Federation, ledger: Ledger, peers: dict[st
         ledger.note_peers(peers)
     ledger.finish(RUN)
     return RUN
-
-
-def first_answers(sites: Federation, document: Document) -> dict[str, Any]:
-    """Of a run that begins: what the sites have signed."""
-    approvals = sites.approve(document)
-    for site in document.sites:
-        assert sites.open(site, document, approvals)["kind"] == "ready"
-        sites.ask(site, {"kind": "start", "run": document.run}, x0=X0)
-    return {site: asked(sites, document.run, site, "value", 0)["seen"] for site in document.sites}
