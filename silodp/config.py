@@ -299,7 +299,7 @@ class AlgorithmConfig(OpenSection):
         description="fixed: drawn from the public seed beforehand, and only that is charged",
     )
     weights: Literal["equal", "size"] = Field(default="equal", description="weights of silos in the objective")
-    average: PositiveInt | dict[str, str | float] | None = Field(
+    average: PositiveInt | str | dict[str, str | float] | None = Field(
         default=None,
         description="the mean of so many last iterates is the result; or of all, {kind = 'exponential', decay = 0.99} "
         "or {kind = 'polynomial', power = 1}",

@@ -121,8 +121,8 @@ class Averaging:
         return (1 + self.number) / (jnp.float32(done) + self.number)
 
 
-def build_average(given: int | Mapping[str, Any] | None, rounds: int) -> int | Averaging:
-    """A number of last iterates, or a table."""
+def build_average(given: int | str | Mapping[str, Any] | None, rounds: int) -> int | Averaging:
+    """A number of last iterates, a kind, or a table."""
     if given is None or isinstance(given, int):
         return min(given or 1, rounds)
     kind, numbers = read("average", given, AVERAGES)

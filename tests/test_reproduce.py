@@ -23,7 +23,7 @@ from silodp.reproduce.claims import Judgement, judgements, p_value
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
 from silodp.reproduce.experiment import Experiment, Line, Metric, Published, changed, thinned
 from silodp.reproduce.report import Cell, Row, judged, rows_of
-from silodp.reproduce.summary import overview
+from silodp.reproduce.summary import claims_told, miss, overview, verdict
 from silodp.reproduce.text import across_levels, as_markdown
 from silodp.reproduce.units import run_unit
 from silodp.run.progress import silent
@@ -107,7 +107,7 @@ def done(tmp_path_factory):
 
 def test_a_unit_holds_the_best_setting_every_seed_and_the_true_epsilon(done):
     _, results, out = done
-    exact, paper = results["all", "DP-GD", "exact"], results["all", "DP-GD", "published"]
+    exact, paper = results["all", "DP-GD", "exact"], results["all", "DP-GD", "paper"]
     for level, epsilon in zip(exact["levels"], (1.0, 8.0), strict=True):
         assert level["setting"]["algorithm.step_size"] == 1.0
         assert level["epsilon"] == pytest.approx(epsilon, rel=1e-4)
@@ -148,7 +148,7 @@ def test_each_metric_may_have_a_setting_of_its_own(monkeypatch, tmp_path):
     for each in (False, True):
         experiment = small(search={"each": each, "rungs": [{"keep": 1}]}, levels=None, published=[], claims=[])
         units = {unit.column: unit for unit in experiment.units() if unit.line.name == "DP-GD"}
-        for column in ("exact", "published"):  # the second takes what the first has found
+        for column in ("exact", "paper"):  # the second takes what the first has found
             result = run_unit(units[column], no_data, tmp_path / str(each), silent)
             found[each, column] = [metric["values"][0] for metric in result["levels"][0]["metrics"]]
         assert len({unit.fingerprint for unit in units.values()}) == 2
@@ -156,8 +156,8 @@ def test_each_metric_may_have_a_setting_of_its_own(monkeypatch, tmp_path):
     told = as_markdown(experiment, {("all", "DP-GD", "exact"): own})
     assert "- DP-GD, by test error (2 tried): step_size 0.01" in told
     assert "- DP-GD, by loss (2 tried): step_size 1" in told
-    assert found[True, "exact"] == found[True, "published"] == pytest.approx([0.1, 0.4])
-    assert found[False, "exact"] == found[False, "published"] == pytest.approx([0.2, 0.4])
+    assert found[True, "exact"] == found[True, "paper"] == pytest.approx([0.1, 0.4])
+    assert found[False, "exact"] == found[False, "paper"] == pytest.approx([0.2, 0.4])
 
 
 def test_the_best_with_the_papers_own_model_is_told_apart(done):
@@ -241,7 +241,7 @@ def test_results_of_another_description_are_not_shown(done, tmp_path):
     assert write_docs([stale, other], tmp_path, tmp_path / "docs") == ["small (2 runs)"]
     assert "Not run yet, or not as they are described now: small" in (tmp_path / "docs" / "reproduction.md").read_text()
     told = (tmp_path / "docs" / "reproduction" / "small.md").read_text()
-    assert "Not run yet, or not as described now: all, DP-GD, published; all, DP-GD, exact." in told
+    assert "Not run yet, or not as described now: all, DP-GD, paper's noise; all, DP-GD, exact noise." in told
     assert "(2 tried)" not in told
 
 
@@ -277,9 +277,9 @@ def test_runs_that_two_figures_share_are_timed_once(done):
 def test_the_overview_counts_values_reached_and_noise_that_is_too_small(done):
     experiment, results, _ = done
     assert "| small | 1 |  | 1 | 1 | 1 | 0 of 2 |" in overview([(experiment, results)])
-    less = json.loads(json.dumps(results["all", "DP-GD", "published"]))
+    less = json.loads(json.dumps(results["all", "DP-GD", "paper"]))
     less["levels"][0]["epsilon"] = 1.5  # its claim is 1
-    changed_results = dict(results) | {("all", "DP-GD", "published"): less}
+    changed_results = dict(results) | {("all", "DP-GD", "paper"): less}
     better = small(published=[{"panel": "all", "line": "DP-GD", "level": 8.0, "value": 0.0}])
     assert "| small | 1 |  | 0 | 0 | 0 | 1 of 2 |" in overview([(better, changed_results)])
     assert "| small | none |  |  |  |  | 0 of 2 |" in overview([(small(published=[]), results)])
@@ -290,9 +290,9 @@ def test_without_published_values_the_levels_stand_side_by_side(done):
     lines = as_markdown(small(published=[]), results).splitlines()
     assert "| all: test error | 1 | 8 |" in lines and "| all: loss | 1 | 8 |" in lines
     paper = next(line for line in lines if line.startswith("| DP-GD, paper's noise |"))
-    epsilons = [level["epsilon"] for level in results["all", "DP-GD", "published"]["levels"]]
+    epsilons = [level["epsilon"] for level in results["all", "DP-GD", "paper"]["levels"]]
     assert all(f"[{rounded_up(epsilon, 3)}]" in paper for epsilon in epsilons)
-    assert sum(line.startswith("| best of silodp |") and line.count("(DP-GD)") == 2 for line in lines) == 2
+    assert lines.count("| best of silodp | DP-GD | DP-GD |") == 2
 
 
 def test_the_page_is_written_from_results_and_again_from_itself(done, tmp_path):
@@ -319,7 +319,7 @@ def test_the_authors_way_is_a_run_of_its_own_and_never_the_best():
     metric = Metric(column="test_error", label="test error")
     cells = {"authors": Cell("DP-GD", (0.2, 0.3), None), "exact": Cell("DP-GD", (0.4, 0.4), 1.0)}
     told = lambda value: Row("all", 1.0, "DP-GD", metric, value, cells, None).reproduced
-    assert (told(0.25), told(0.2), told(0.1), told(0.6)) == ("match", "within the seeds' spread", "worse", "better")
+    assert (told(0.25), told(0.2), told(0.1), told(0.6)) == ("match", "within the seeds' spread", "miss", "miss")
 
 
 def test_verdicts():
@@ -341,6 +341,46 @@ def test_a_claim_holds_only_where_the_difference_is_more_than_chance():
     assert Judgement(claim, "exact", (0.0, -0.1), (0.9, 0.99)).verdict == "does not hold"  # a tie is no gain
     assert Judgement(claim, "exact", (0.1,), (float("nan"),)).verdict == "holds in the mean, not tested"
     assert Judgement(claim, "exact", (0.1, -0.1), (float("nan"),) * 2).verdict == "holds in 1 of 2, not tested"
+
+
+def test_places_where_the_better_side_is_another_algorithm_are_told_apart():
+    lines = [{"name": name} for name in ("A", "B")]
+    claim = {"text": "A wins", "better": ["A"], "than": ["B"], "unless": {"algorithm.restart": 1}}
+    better, worse = run_with([0.1, 0.11, 0.13], [0.5, 0.5, 0.51]), run_with([0.2, 0.21, 0.22], [0.6, 0.6, 0.62])
+
+    def told(*restarts):
+        panels = [f"p{i}" for i in range(len(restarts))]
+        results = {(panel, "B", "exact"): worse for panel in panels}
+        for panel, restart in zip(panels, restarts, strict=True):
+            level = better["levels"][0] | {"setting": {"algorithm.restart": restart}}
+            results[panel, "A", "exact"] = {"line": "A", "levels": [level]}
+        shown = [{"name": panel} for panel in panels]
+        experiment = small(lines=lines, panels=shown, claims=[claim], published=[], levels=None)
+        return claims_told([(experiment, results)])
+
+    assert "holds in 2 of 2 places (at restart 1 in 1 of these 2, in 1 of all 2; p < 0.05 in 2 of 2" in told(1, 4)
+    assert "at restart 1 in 0 of these 1, in 0 of all 1" in told(2)
+
+
+def test_claims_judged_again_are_not_counted_twice():
+    lines = [{"name": name} for name in ("A", "B")]
+    claim = {"text": "A wins.", "better": ["A"], "than": ["B"]}
+    wins = {("all", "A", "exact"): run_with([0.1], [0.5]), ("all", "B", "exact"): run_with([0.2], [0.6])}
+    loses = {("all", "A", "exact"): run_with([0.3], [0.5]), ("all", "B", "exact"): run_with([0.2], [0.6])}
+    once = small(lines=lines, claims=[claim], published=[], levels=None)
+    again = once.model_copy(update={"again": "tuned anew"})
+    sections = [(once, wins), (again, loses)]
+    assert verdict(sections) == "Of 1 claims 1 hold everywhere, 0 in some places and 0 nowhere."
+    assert "| A wins. |  | holds in 1 of 1 places |" in claims_told(sections)
+    assert "| A wins (tuned anew). |  | holds in 0 of 1 places |" in claims_told(sections)
+
+
+def test_the_authors_own_way_misses_what_it_does_not_give_again():
+    """Also where it is better: the program that made the figure should give the figure."""
+    accuracy = Metric(column="test_accuracy", label="accuracy", tolerance=0.02)
+    row = lambda value: Row("all", None, "CDP", accuracy, 0.68, {"authors": Cell("CDP", (value,), None)}, None)
+    assert row(0.69).reproduced == "match" and row(0.7414).reproduced == row(0.6).reproduced == "miss"
+    assert miss("fig", row(0.7414)) == "CDP in fig: 0.741 for 0.68"
 
 
 def test_two_seeds_are_too_few_for_a_test():

@@ -45,7 +45,7 @@ def put(**values):
 
 PSGM = put(algorithm__name="mb-psgm-fg", algorithm__clip_difference=1.0, algorithm__momentum=0.1)
 FIRST = "panel 'all', line 'GD', column exact: "
-PUBLISHED = "panel 'all', line 'last', column published, epsilon 1: "
+PUBLISHED = "panel 'all', line 'last', column paper, epsilon 1: "
 MISTAKES = {  # of a line, of the config, and what is said
     "algorithm": (
         put(algorithm__name="dp-gdd"),
@@ -85,9 +85,9 @@ MISTAKES = {  # of a line, of the config, and what is said
     "seeds": ({"search": {"run.seed": [1, 2]}}, {}, "search: run.seed = [1, 2]: settings are run with the experiment"),
     "model by level": ({"by_level": {"model.bias": [True, False]}}, {}, "model.bias: a search and levels vary keys of"),
     "level": ({"by_level": {"algorithm.rounds": [5, 0]}}, {}, f"{LAST}, epsilon 8: algorithm.rounds = 0: must be"),
-    "paper": (PSGM | {"columns": ["published"]}, {}, PUBLISHED + "privacy.calibration = 'paper': no paper prints one"),
+    "paper": (PSGM | {"columns": ["paper"]}, {}, PUBLISHED + "privacy.calibration = 'paper': no paper prints one"),
     "published": (
-        {"columns": ["published"], "published": {"algorithm.nmae": 1}},
+        {"columns": ["paper"], "paper": {"algorithm.nmae": 1}},
         {},
         PUBLISHED + "algorithm.nmae: unk",
     ),
@@ -224,7 +224,7 @@ def test_the_command_names_the_file_and_writes_nothing(tmp_path):
     file.write_text('extends = "spider-fig8"\n[config.data]\npartition = "by-clas"\n')
     answer = CliRunner().invoke(app, ["reproduce", str(file), "--quick", "--out", str(tmp_path / "out")])
     assert answer.exit_code == 2 and not (tmp_path / "out").exists()
-    assert f"experiment {file}: panel 'R = 25', line 'MB-SGD', column published, epsilon 3" in answer.output
+    assert f"experiment {file}: panel 'R = 25', line 'MB-SGD', column paper, epsilon 3" in answer.output
     file.write_text('extends = "spider-fig8"\n[search]\ncolumn = "test_acuracy"\n')
     answer = CliRunner().invoke(app, ["reproduce", str(file)])
     assert answer.exit_code == 2 and f"experiment {file}: search.column = 'test_acuracy': " in answer.output

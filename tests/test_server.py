@@ -94,6 +94,8 @@ def test_averages_are_the_weighted_means_they_say():
             output = averaged(output, jnp.asarray(x, jnp.float32), t, 4, average)
         np.testing.assert_allclose(output, np.average(points, axis=0, weights=weights[average.kind]), rtol=1e-5)
     assert build_average(7, 5) == 5 and build_average(None, 5) == 1
+    named = case("dp-gd", "untrusted", average="exponential").algorithm.average
+    assert build_average(named, 5) == build_average({"kind": "exponential"}, 5)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def named(unit: Unit, level: int = 0, values: Mapping[str, Any] | None = None) -
 def check_varied(unit: Unit) -> None:
     """All settings and levels of a unit run on one table with one model: nothing else may vary."""
     line, levels = unit.line, unit.experiment.levels
-    at_levels = [] if levels is None else [levels.key, *line.by_level, *line.published_by_level]
+    at_levels = [] if levels is None else [levels.key, *line.by_level, *line.paper_by_level]
     for key in (*unit.search, *at_levels):
         if key.partition(".")[0] not in SWEPT:
             raise ConfigError(f"{key}: a search and levels vary keys of {', '.join(SWEPT)}; use panels for others")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from silodp.reproduce.experiment import Claim, Column, Experiment
+from silodp.reproduce.experiment import Claim, Column, Experiment, Values
 from silodp.reproduce.report import Results, level_of, numbers
 
 Run = dict[str, Any]  # one level of a unit's result
@@ -25,6 +25,7 @@ class Judgement:
     column: Column
     gains: tuple[float, ...]  # of each place: by what part the one side is better than the other, negative if worse
     p_values: tuple[float, ...]  # of each place: paired one-sided t-test; NaN where there is nothing to test
+    apart: tuple[bool, ...] = ()  # of each place: the better side has the setting of `unless`
 
     @property
     def wins(self) -> int:
@@ -39,6 +40,10 @@ class Judgement:
         return sum(p < LEVEL for p in self.tested)
 
     @property
+    def wins_apart(self) -> int:
+        return sum(gain > 0 and apart for gain, apart in zip(self.gains, self.apart, strict=True))
+
+    @property
     def verdict(self) -> str:
         untested = "" if self.tested else ", not tested"
         if self.wins < len(self.gains):
@@ -48,23 +53,39 @@ class Judgement:
         return "holds" if self.significant == len(self.gains) else "holds in the mean, not significantly"
 
 
+def told_apart(judged: Sequence[Judgement]) -> str:
+    """How often the better side was another algorithm, where the claim says when it is one."""
+    unless = judged[0].claim.unless
+    if not unless:
+        return ""
+    places, wins = sum(len(j.gains) for j in judged), sum(j.wins for j in judged)
+    apart, won = sum(sum(j.apart) for j in judged), sum(j.wins_apart for j in judged)
+    return f"at {setting_words(unless)} in {won} of these {wins}, in {apart} of all {places}"
+
+
+def setting_words(setting: Values) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in setting.items())
+
+
 def judgements(experiment: Experiment, results: Results) -> list[Judgement]:
-    columns: tuple[Column, ...] = ("published", "exact")
+    columns: tuple[Column, ...] = ("paper", "exact")
     found = [judge(experiment, results, claim, column) for claim in experiment.claims for column in columns]
     return [judgement for judgement in found if judgement.gains]
 
 
 def judge(experiment: Experiment, results: Results, claim: Claim, column: Column) -> Judgement:
-    gains, p_values = [], []
+    gains, p_values, apart = [], [], []
     for panel in experiment.panels:
         for level in experiment.level_values:
             place = (results, panel.name, level, column)
             better, than = runs_of(claim.better, *place), runs_of(claim.than, *place)
             if better and than:
-                ours, theirs = compared(experiment, claim, better, than)
+                first, second = sides(experiment, claim, better, than)
+                ours, theirs = compared(experiment, claim, first, second)
+                apart.append(bool(claim.unless) and claim.unless.items() <= first["setting"].items())
                 gains.append(gain(float(ours.mean()), float(theirs.mean())))
                 p_values.append(p_value(ours, theirs))
-    return Judgement(claim, column, tuple(gains), tuple(p_values))
+    return Judgement(claim, column, tuple(gains), tuple(p_values), tuple(apart))
 
 
 def gain(ours: float, theirs: float) -> float:
@@ -80,17 +101,22 @@ def runs_of(lines: Sequence[str], results: Results, panel: str, level: float | N
     return [run for run in found if run is not None]
 
 
-def compared(experiment: Experiment, claim: Claim, better: list[Run], than: list[Run]) -> tuple[np.ndarray, np.ndarray]:
-    """A number of every seed for either side, smaller is better."""
+def sides(experiment: Experiment, claim: Claim, better: list[Run], than: list[Run]) -> tuple[Run, Run]:
+    """The run of either side that is compared."""
     sign = sign_of(experiment, claim.metric)
     if claim.each:
         by_result = lambda run: values(run, claim.metric, sign).mean()
-        ours, theirs = max(better, key=by_result), min(than, key=by_result)
-    else:  # several forms of one algorithm: the one that the search would take, not the one that happens to test best
-        searched = [i for i, metric in enumerate(experiment.metrics) if metric.column == experiment.search.column]
-        by = searched[0] if searched else claim.metric
-        by_search = lambda run: values(run, by, sign_of(experiment, by)).mean()
-        ours, theirs = min(better, key=by_search), min(than, key=by_search)
+        return max(better, key=by_result), min(than, key=by_result)
+    # Several forms of one algorithm: the one that the search would take, not the one that happens to test best.
+    searched = [i for i, metric in enumerate(experiment.metrics) if metric.column == experiment.search.column]
+    by = searched[0] if searched else claim.metric
+    by_search = lambda run: values(run, by, sign_of(experiment, by)).mean()
+    return min(better, key=by_search), min(than, key=by_search)
+
+
+def compared(experiment: Experiment, claim: Claim, ours: Run, theirs: Run) -> tuple[np.ndarray, np.ndarray]:
+    """A number of every seed for either side, smaller is better."""
+    sign = sign_of(experiment, claim.metric)
     if claim.per_bit:
         bits = ours["bits_up"][-1]
         return sign * at_bits(ours, claim.metric, bits), sign * at_bits(theirs, claim.metric, bits)

@@ -17,7 +17,7 @@ from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError
 from silodp.plots import check_format
 from silodp.reproduce.checks import check
-from silodp.reproduce.experiment import Column, Experiment, Unit
+from silodp.reproduce.experiment import WORDS, Column, Experiment, Unit
 from silodp.reproduce.figures import draw
 from silodp.reproduce.lines import run_lines
 from silodp.reproduce.page import report_page
@@ -32,7 +32,7 @@ POINTS = 40  # of a curve in the compact results
 ROOT = Path("runs/reproduction")
 QUICK_ROOT = Path("runs/reproduction-quick")
 FULL_ROOT = Path("runs/reproduction-full")
-COLUMNS: dict[str, tuple[Column, ...]] = {"exact": ("exact", "best"), "paper": ("published",)}
+COLUMNS: dict[str, tuple[Column, ...]] = {"exact": ("exact", "best"), "paper": ("paper",)}
 
 
 def reproduce(
@@ -69,7 +69,7 @@ def run_here(units: Sequence[Unit], folder: Path, programs: Path, progress: Prog
     data = DataCache()
     with programs_kept(programs):
         for number, unit in enumerate(units, 1):
-            where = f"{unit.experiment.name}: {unit.panel.name}, {unit.line.name}, {unit.column}"
+            where = f"{unit.experiment.name}: {unit.panel.name}, {unit.line.name}, {WORDS[unit.column]}"
             announce(f"[{number}/{len(units)}] {where}")
             run_unit(unit, data.of(unit), folder, progress)
 

@@ -3,7 +3,7 @@
 A figure has panels (its subplots, or rows of a table), lines (the algorithms) and maybe levels (the epsilons of its
 x axis). Each line of each panel is one unit of work, run in up to four columns:
 
-published   the paper's own calibration; the epsilon it really gives is shown beside the claim
+paper       our run with the paper's own calibration; the epsilon it really gives is shown beside the claim
 exact       the same epsilon with exact noise
 best        what silodp offers beyond the paper's lines at the same epsilon, trust and data
 authors     the line as the authors' program runs it, where that differs from the paper: not private
@@ -24,7 +24,13 @@ from silodp.config import Config, Section
 from silodp.errors import ConfigError
 from silodp.parse import parse_config
 
-Column = Literal["published", "exact", "best", "authors"]
+Column = Literal["paper", "exact", "best", "authors"]
+WORDS: dict[Column, str] = {  # of a run's column, wherever it is shown
+    "paper": "paper's noise",
+    "exact": "exact noise",
+    "best": "exact noise",
+    "authors": "authors' way (not private)",
+}
 Statistic = Literal["last", "min", "mean"]
 HistoryColumn = Literal[
     "round", "objective", "gradient_norm2", "test_loss", "test_accuracy", "test_mse",
@@ -50,20 +56,18 @@ class Metric(Section):
 class Panel(Section):
     name: str
     set: Values = Field(default={})
-    published: Values = Field(default={}, description="changes for the column `published`")
+    paper: Values = Field(default={}, description="changes for the column `paper`")
     authors: Values = Field(default={}, description="changes for the column `authors`")
 
 
 class Line(Section):
     name: str
     set: Values = Field(default={})
-    columns: list[Column] = Field(default=["published", "exact"])
+    columns: list[Column] = Field(default=["paper", "exact"])
     by_panel: dict[str, Values] = Field(default={}, description="changes in some panels")
     by_level: dict[str, list[Any]] = Field(default={}, description="a value for every level")
-    published: Values = Field(
-        default={"privacy.calibration": "paper"}, description="changes for the column `published`"
-    )
-    published_by_level: dict[str, list[Any]] = Field(default={}, description="the same, a value for every level")
+    paper: Values = Field(default={"privacy.calibration": "paper"}, description="changes for the column `paper`")
+    paper_by_level: dict[str, list[Any]] = Field(default={}, description="the same, a value for every level")
     authors: Values = Field(default={}, description="changes for the column `authors`, which searches nothing")
     authors_seeds: int | None = Field(default=None, ge=1, description="how many of the seeds that column runs; all")
     search: dict[str, list[Any]] = Field(default={}, description="grid from which settings are chosen, not privately")
@@ -126,6 +130,9 @@ class Claim(Section):
         description="each line is better than each of the others; else one of either side, chosen as searches choose",
     )
     per_bit: bool = Field(default=False, description="where both have sent as many bits as the better ones send in all")
+    unless: Values = Field(
+        default={}, description="a setting in which the better side is another algorithm: such places are told apart"
+    )
 
 
 class Quick(Section):
@@ -156,6 +163,9 @@ class Experiment(Section):
     published: list[Published] = Field(default=[])
     claims: list[Claim] = Field(default=[])
     notes: list[str] = Field(default=[])
+    again: str = Field(
+        default="", description="in what way it repeats places of other figures: its claims are told apart from theirs"
+    )
     only: list[str] | None = Field(default=None, description="of the panels described, those of this figure")
     quick: Quick = Quick()
     config: dict[str, Values] = Field(default={})
@@ -188,7 +198,7 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _every_level_has_its_values(self) -> Experiment:
         for line in self.lines:
-            for key, values in (line.by_level | line.published_by_level).items():
+            for key, values in (line.by_level | line.paper_by_level).items():
                 if len(values) != len(self.level_values):
                     raise ValueError(
                         f"line {line.name!r}: {key} has {len(values)} values; "
@@ -230,9 +240,7 @@ class Experiment(Section):
             line.model_copy(
                 update={
                     "by_level": {key: [values[i] for i in kept] for key, values in line.by_level.items()},
-                    "published_by_level": {
-                        k: [values[i] for i in kept] for k, values in line.published_by_level.items()
-                    },
+                    "paper_by_level": {k: [values[i] for i in kept] for k, values in line.paper_by_level.items()},
                     "search": {key: thinned(values, quick.search_points) for key, values in line.search.items()},
                     "finalists": None,
                     "by_panel": {p: v for p, v in line.by_panel.items() if any(p == panel.name for panel in panels)},
@@ -308,7 +316,7 @@ class Unit:
     @property
     def searched(self) -> Unit:
         """The unit whose settings this one takes: with the paper's noise a line is run as it is with exact noise."""
-        exact = self.column == "published" and "exact" in self.line.columns
+        exact = self.column == "paper" and "exact" in self.line.columns
         return Unit(self.experiment, self.panel, self.line, "exact") if exact else self
 
     def file(self, folder: Path) -> Path:
@@ -329,9 +337,9 @@ class Unit:
         value = self.levels[level]
         if value is not None and experiment.levels is not None:
             changes |= {experiment.levels.key: value} | {key: values[level] for key, values in line.by_level.items()}
-        if self.column == "published":
-            at_level = {key: values[level] for key, values in line.published_by_level.items()}
-            changes |= line.published | self.panel.published | at_level
+        if self.column == "paper":
+            at_level = {key: values[level] for key, values in line.paper_by_level.items()}
+            changes |= line.paper | self.panel.paper | at_level
         if self.column == "authors":
             changes |= line.authors | self.panel.authors
         return changed(experiment.config, changes)

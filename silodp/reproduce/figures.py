@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silodp.plots import finish, new_figure, save
-from silodp.reproduce.experiment import Experiment, Line
+from silodp.reproduce.experiment import WORDS, Experiment, Line
 from silodp.reproduce.report import Results, deviation, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STROKES = {"exact": "-", "published": "--", "best": ":", "authors": (0, (1, 3))}
+STROKES = {"exact": "-", "paper": "--", "best": ":", "authors": (0, (1, 3))}
 COLOURS = [*(f"C{i}" for i in range(10)), "black", "gold", "navy", "lime"]
 X_LABELS = {"rounds": "round", "bits": "megabytes sent by the silos"}
 
@@ -51,7 +51,7 @@ def draw_lines(axes: Axes, experiment: Experiment, results: Results, panel: str,
             if result is not None:
                 reference = line.set.get("privacy.epsilon") == "none"
                 stroke: dict[str, Any] = {"color": colour, "linestyle": "-." if reference else STROKES[column]}
-                stroke["label"] = line.name if reference else f"{line.name}, {column}"
+                stroke["label"] = line.name if reference else f"{line.name}, {WORDS[column]}"
                 x, y, spread = curve(result, metric, axis, experiment.level_values)
                 axes.plot(x, y, **stroke, **({"marker": "o", "markersize": 3} if axis == "levels" else {}))
                 low = y * y / (y + spread) if shown.log else y - spread  # as far below as above, as the axis shows it

@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from silodp.digits import rounded_up
-from silodp.reproduce.claims import Judgement, judgements
-from silodp.reproduce.experiment import Column, Experiment
+from silodp.reproduce.claims import Judgement, judgements, told_apart
+from silodp.reproduce.experiment import WORDS, Column, Experiment
 from silodp.reproduce.report import Cell, Results, Row, false_claims, rows_of
 from silodp.reproduce.units import settings_in
 
@@ -31,13 +31,13 @@ def as_markdown(experiment: Experiment, results: Results) -> str:
     parts += missed(rows)
     parts.append(chosen_settings(experiment, results))
     parts.append(effort(experiment, results))
-    left = [f"{p}, {line}, {column}" for p, line, column in missing_units(experiment, results)]
+    left = [f"{p}, {line}, {WORDS[column]}" for p, line, column in missing_units(experiment, results)]
     parts += [f"Not run yet, or not as described now: {'; '.join(left)}."] if left else []
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def missing_units(experiment: Experiment, results: Results) -> list[tuple[str, str, str]]:
-    keys = [(unit.panel.name, unit.line.name, unit.column) for unit in experiment.units()]
+def missing_units(experiment: Experiment, results: Results) -> list[tuple[str, str, Column]]:
+    keys: list[tuple[str, str, Column]] = [(u.panel.name, u.line.name, u.column) for u in experiment.units()]
     return [key for key in keys if key not in results]
 
 
@@ -54,13 +54,16 @@ def table(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def best_of_all(rows: Sequence[Row]) -> str:
-    """The best private line with exact noise, once for every place and measure."""
+    """The best private line with exact noise of every place and measure; the table above has its values."""
     found = {(row.panel, row.level, row.metric.label): row.best for row in rows if row.best is not None}
     if not found:
         return ""
+    names = {best.line for best in found.values()}
+    if len(names) == 1:
+        return f"Best of silodp, in every row of places and measures: {names.pop()}."
     places = lambda panel, level: panel + ("" if level is None else f", {level:g}")
-    lines = ["| best of silodp | measure | value | line |", "|---|---|---|---|"]
-    lines += [f"| {places(p, level)} | {label} | {best} | {best.line} |" for (p, level, label), best in found.items()]
+    lines = ["| best of silodp | measure | line |", "|---|---|---|"]
+    lines += [f"| {places(p, level)} | {label} | {best.line} |" for (p, level, label), best in found.items()]
     return "\n".join(lines)
 
 
@@ -74,7 +77,7 @@ def cells_of(row: Row) -> dict[str, str]:
         row.metric.label,
         "" if row.published is None else f"{row.published:g}",
         f"{own}: {row.reproduced}" if row.reproduced else own,
-        with_epsilon(row.cells.get("published")),
+        with_epsilon(row.cells.get("paper")),
         "" if "exact" not in row.cells else str(row.cells["exact"]),
         row.verdict + difference,
     ]
@@ -93,13 +96,13 @@ def by_level(rows: Sequence[Row]) -> str:
         ]
         for line in dict.fromkeys(row.line for row in here):
             own = {row.level: row.cells for row in here if row.line == line}
-            names: dict[Column, str] = {"published": f"{line}, paper's noise", "exact": line}
+            names: dict[Column, str] = {"paper": f"{line}, {WORDS['paper']}", "exact": line}
             for column, name in names.items():
                 cells = [own.get(level, {}).get(column) for level in levels]
-                shown = [with_epsilon(cell) if column == "published" else str(cell or "") for cell in cells]
+                shown = [with_epsilon(cell) if column == "paper" else str(cell or "") for cell in cells]
                 lines += [f"| {name} | " + " | ".join(shown) + " |"] if any(cells) else []
         best = {row.level: row.best for row in here if row.best is not None}
-        shown = [f"{best[level]} ({best[level].line})" if level in best else "" for level in levels]
+        shown = [best[level].line if level in best else "" for level in levels]
         tables.append("\n".join([*lines, "| best of silodp | " + " | ".join(shown) + " |"]))
     return "\n\n".join(tables)
 
@@ -111,9 +114,10 @@ def with_epsilon(cell: Cell | None) -> str:
 
 
 def claim_line(judgement: Judgement) -> str:
-    name = {"published": "with the paper's noise", "exact": "with exact noise"}[judgement.column]
+    name = {"paper": "with the paper's noise", "exact": "with exact noise"}[judgement.column]
     gain = 100 * median(judgement.gains)  # one place where the other side is near 0 would make any mean
     facts = [f"by {gain:+.{0 if abs(gain) >= 10 else 1}f} %" + (" in the median" if len(judgement.gains) > 1 else "")]
+    facts += [told] if (told := told_apart([judgement])) else []
     if judgement.tested:
         facts.append(f"p < 0.05 in {judgement.significant} of {len(judgement.tested)}: {listed(judgement.tested)}")
     return f"- Claim: {judgement.claim.text} **{judgement.verdict}** {name} ({'; '.join(facts)})."
@@ -155,7 +159,7 @@ def behind(who: str, rows: Sequence[tuple[Row, Cell | None]], compared: int) -> 
 
 
 def with_that_noise(row: Row) -> str:
-    cell = row.cells.get("published")
+    cell = row.cells.get("paper")
     return (
         ""
         if cell is None or cell.epsilon is None
