@@ -57,6 +57,10 @@ APPENDED: dict[str, tuple[str, list[Any]]] = {
     "more noise": ("ask 2/value counts less", [GIVEN | {"counted": lines(3, multiplier=20.0)}]),
     "other sampling": ("ask 2/value counts less", [GIVEN | {"counted": lines(3, sampling={"kind": "Disjoint"})}]),
     "another stream": ("ask 2/value counts less", [GIVEN | {"counted": lines(2) + lines(1, stream="x")}]),
+    "not a word of a count, and then an end": ("ask 2/value counts less", [GIVEN, ENDED]),
+    "a count below nothing": ("ask 2/value counts less", [GIVEN | {"counted": lines(-9) + lines(3)}]),
+    "half a release": ("ask 2/value counts less", [GIVEN | {"counted": lines(2.5)}]),  # type: ignore[arg-type]
+    "null as a count": ("not the one that was written", [GIVEN | {"counted": None}]),
     "a count that is none": ("not the one that was written", [GIVEN | {"counted": 5}]),
     "an answer to nothing": ("not the one that was written", [{"kind": "answer", "run": RUN}]),
     "no event": ("not the one that was written", [{}]),
@@ -78,6 +82,13 @@ def test_entries_that_no_guard_writes_are_found(tmp_path):
         found = book.verify()
         book.db.execute("rollback")
         assert any(problem in line for line in found), (name, found)
+    book.db.execute("begin")  # an entry that does not tell a state does not make any state right
+    append(book, GIVEN | {"counted": lines(2)})
+    book.db.execute("insert into answer values(?, 'ask 2/value', x'', null)", (RUN,))
+    assert book.verify() == []
+    book.db.execute("insert into state values(?, 'header', x'00')", (RUN,))
+    assert book.verify() == [f"run {RUN}: its state is not what was written"]
+    book.db.execute("rollback")
     append(book, BEGUN, ENDED)
     book.close()
     with pytest.raises(ConfigError, match=r"counter: older than .*or entries were written by something else"):

@@ -41,7 +41,7 @@ def ledger(tmp_path) -> Iterator[Ledger]:
 
 def answer(ledger: Ledger, key: str, reply: bytes, state: dict[str, bytes], done: list[str]) -> None:
     event = {"kind": "answer", "run": RUN, "key": key, "question": key.encode().hex(), "answer": ""}
-    with ledger.event(event):
+    with ledger.event(event | {"state": ledger.digests(state)}):
         ledger.add_answer(RUN, key, key.encode(), reply, [], state, 0.0)
         ledger.drop(RUN, done)
 

@@ -46,34 +46,36 @@ Lines = list[dict[str, Any]]
 
 @dataclass
 class Told:
-    """A run as its entries say it. None: they do not say (a shuffler's, or those of an older version)."""
+    """A run as its entries say it."""
 
     plan: str
-    reservation: Any
-    count: Any = field(default_factory=list)
-    state: dict[str, str] | None = None  # digests of its parts, `sealed`
+    reservation: Lines
+    count: Lines = field(default_factory=list)
+    state: dict[str, str] = field(default_factory=dict)  # digests of its parts, `sealed`
     closed: bool = False
 
-    def answered(self, counted: Any, changed: dict[str, str] | None) -> None:
-        self.count = counted
-        self.state = None if self.state is None or changed is None else self.state | changed
+    def answered(self, counted: Lines, changed: dict[str, str]) -> None:
+        self.count, self.state = counted, self.state | changed
 
-    def may_count(self, counted: Lines | None) -> bool:
-        """Whether a guard may have counted so after what it had counted before."""
-        if counted is None or self.reservation is None:
-            return True
-        most, least = by_stream(self.reservation), by_stream(self.count or [])
-        now = by_stream(counted)
-        return all(now.get(stream, NOTHING)[0] >= count for stream, (count, _) in least.items()) and all(
-            stream in most and count <= most[stream][0] and rest == most[stream][1]
-            for stream, (count, rest) in now.items()
+    def may_count(self, counted: Lines) -> bool:
+        """Whether a guard may have counted so after what it had counted before: every stream once, none less often, and
+        none more often or with other noise than was reserved."""
+        most, least, now = by_stream(self.reservation), by_stream(self.count), by_stream(counted)
+        grows = all(now.get(stream, NOTHING)[0] >= count for stream, (count, _) in least.items())
+        return (
+            grows
+            and len(now) == len(counted)
+            and all(
+                stream in most and type(count) is int and 0 <= count <= most[stream][0] and rest == most[stream][1]
+                for stream, (count, rest) in now.items()
+            )
         )
 
-    def close(self, counted: Any) -> bool:
+    def close(self, counted: Lines) -> bool:
         """Whether what was counted at the end is what was counted before."""
-        same = self.count is None or self.count == counted
+        same = self.count == counted
         self.reservation = self.count = counted
-        self.state, self.closed = None, True
+        self.state, self.closed = {}, True
         return same
 
 
@@ -103,7 +105,7 @@ class Retold:
         elif kind == "revoke" and plan in self.approvals:
             self.approvals[plan] = self.approvals[plan][0], False
         elif kind == "begin" and self._follows(told is None, run, "it begins twice"):
-            self.runs[run] = Told(plan, event["reserved"], state=event.get("state"))
+            self.runs[run] = Told(plan, event["reserved"], state=event.get("state", {}))
         elif kind in ("answer", "close") and self._follows(told is not None, run, f"no {kind} can come before it"):
             assert told is not None
             if self._follows(not told.closed, run, f"no {kind} can come after its end"):
@@ -115,11 +117,11 @@ class Retold:
         return right
 
     def _answer(self, told: Told, run: str, event: Event) -> None:
-        key, counted = event["key"], event.get("counted")
+        key, counted = event["key"], event.get("counted", [])  # a shuffler counts nothing, and has no state
         if self._follows((run, key) not in self.questions, run, f"{key} is answered twice"):
             self.questions[run, key] = event["question"]
         if self._follows(told.may_count(counted), run, f"{key} counts less than was released, or other noise"):
-            told.answered(counted, event.get("state"))
+            told.answered(counted, event.get("state", {}))
         self.peers = event.get("peers", self.peers)
 
     def _close(self, told: Told, run: str, event: Event) -> None:
@@ -149,10 +151,8 @@ def differing(row: Told | None, told: Told | None) -> list[str]:
     """The parts of a run that its entries say otherwise."""
     if row is None or told is None:
         return ["row"]
-    wrong = [name for name in ("plan", "reservation") if getattr(row, name) != getattr(told, name)]
-    known = [name for name in ("count", "state") if getattr(told, name) is not None]
-    wrong += [name for name in known if getattr(row, name) != getattr(told, name)]
-    return wrong + (["end"] if row.closed is not told.closed else [])
+    parts = {"plan": "plan", "reservation": "reservation", "count": "count", "state": "state", "closed": "end"}
+    return [name for part, name in parts.items() if getattr(row, part) != getattr(told, part)]
 
 
 def retold(rows: Iterable[tuple[int, str, str]]) -> Retold:

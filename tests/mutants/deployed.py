@@ -84,6 +84,12 @@ DEPLOYED = [
         "tests/test_deploy_edits.py::test_entries_that_no_guard_writes_are_found",
     ),
     Mutant(
+        "a-stream-counted-twice", "silodp/deploy/chain.py",
+        "len(now) == len(counted)", "True",
+        "an entry after the last one holds a second line of a stream, which takes back what the first one counts",
+        "tests/test_deploy_edits.py::test_entries_that_no_guard_writes_are_found",
+    ),
+    Mutant(
         "noise-grows-afterwards", "silodp/deploy/chain.py",
         " and rest == most[stream][1]", "",
         "an entry after the last one says that what was released had more noise",
