@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import MagicMock
 
 import jax.numpy as jnp
 import numpy as np
@@ -84,14 +85,11 @@ def test_the_sums_printed_noise_is_taken_and_judged(name, options, called):
 def test_the_two_messages_of_a_record_are_shuffled_apart():
     """CE-PSGM, line 8: where a value comes out says nothing of where its record's difference does."""
 
-    class NoLedger:
-        given = staticmethod(lambda run, key, question: None)
-        add_answer = drop = staticmethod(lambda *known: None)
-        event = staticmethod(lambda about: nullcontext([0, ""]))
-
-    messages = [bytes([i]) for i in range(8)]
-    shuffler = Batches(NoLedger(), "run", dict.fromkeys(("value", "difference"), Terms(1, (8,), 1)),  # type: ignore[arg-type]
-                       lambda parcel, silo, batch: b"".join(messages))  # fmt: skip
+    ledger = MagicMock()  # what is kept of the answers is not looked at
+    ledger.given.return_value, ledger.event.return_value = None, nullcontext([0, ""])
+    messages = b"".join(bytes([i]) for i in range(8))
+    terms = dict.fromkeys(("value", "difference"), Terms(1, (8,), 1))
+    shuffler = Batches(ledger, "run", terms, lambda parcel, silo, batch: messages)
 
     def place(query: str) -> int:
         """Where the first record's message comes out."""

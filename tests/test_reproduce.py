@@ -358,8 +358,8 @@ def test_places_where_the_better_side_is_another_algorithm_are_told_apart():
         experiment = small(lines=lines, panels=shown, claims=[claim], published=[], levels=None)
         return claims_told([(experiment, results)])
 
-    assert "holds in 2 of 2 places (at restart 1 in 1 of these 2, in 1 of all 2; p < 0.05 in 2 of 2" in told(1, 4)
-    assert "at restart 1 in 0 of these 1, in 0 of all 1" in told(2)
+    assert "holds in 2 of 2 places (1 of these 2 and 1 of all 2 at restart 1; p < 0.05 in 2 of 2" in told(1, 4)
+    assert "0 of these 1 and 0 of all 1 at restart 1" in told(2)
 
 
 def test_claims_judged_again_are_not_counted_twice():

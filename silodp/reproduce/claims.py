@@ -60,7 +60,8 @@ def told_apart(judged: Sequence[Judgement]) -> str:
         return ""
     places, wins = sum(len(j.gains) for j in judged), sum(j.wins for j in judged)
     apart, won = sum(sum(j.apart) for j in judged), sum(j.wins_apart for j in judged)
-    return f"at {setting_words(unless)} in {won} of these {wins}, in {apart} of all {places}"
+    held = f"{won} of these {wins} and " if wins else ""
+    return f"{held}{apart} of all {places} at {setting_words(unless)}"
 
 
 def setting_words(setting: Values) -> str:
