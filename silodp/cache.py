@@ -99,9 +99,18 @@ def keep_programs() -> None:
     if path is None:
         return
     trim(path)
+    keep_programs_in(str(path))
+
+
+def keep_programs_in(path: str | None) -> None:
+    """The same, in the folder that another process of this run keeps its programs in, if it does."""
+    import jax
+
+    if path is None:
+        return
     # JAX does not write a program in one step. Who meets half of one compiles anew: nothing to warn of.
     warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
-    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_compilation_cache_dir", path)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small ones add up
 
 

@@ -215,6 +215,8 @@ def audit(
             if given is not None:
                 registry.check(kind, given)
         compile_quickly()  # a program for every row, run once
+        if algorithm is None or registry.is_own("algorithm", algorithm):
+            keep_programs()
         from silodp.audit import audit as execute
         from silodp.audit import plain, render
 

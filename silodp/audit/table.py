@@ -13,10 +13,11 @@ from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
+import jax
 import numpy as np
 from scipy.stats import norm as gaussian
 
-from silodp import registry
+from silodp import cache, registry
 from silodp.algorithms import REGISTRY, find
 from silodp.algorithms.entry import Entry
 from silodp.audit import attack, first, real, stages
@@ -116,8 +117,9 @@ def shared_work(asked: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], pro
         for place, (function, given) in left:
             found[place] = run(function, *given)
 
-    others = processes - 1
-    with ProcessPoolExecutor(others, get_context("spawn")) as pool, ThreadPoolExecutor(others) as hands:
+    others, kept_in = processes - 1, jax.config.values["jax_compilation_cache_dir"]
+    started = {"initializer": cache.keep_programs_in, "initargs": (kept_in,)}
+    with ProcessPoolExecutor(others, get_context("spawn"), **started) as pool, ThreadPoolExecutor(others) as hands:
         handed = [hands.submit(work, lambda *job: pool.submit(*job).result()) for _ in range(others)]
         work(lambda function, *given: function(*given))
         for each in handed:
