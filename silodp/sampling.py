@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from silodp.gradients.blocks import MOST_RECORDS, SLACK, UNIT, whole_runs
+from silodp.gradients.blocks import MOST_OF_FEWER, MOST_RECORDS, SLACK, UNIT, whole_runs
 from silodp.privacy import kinds
 from silodp.randomness import Randomness
 
@@ -151,16 +151,20 @@ class Poisson(Sampled):
         length = capacity(silo.records)
         whole = -(-length // BLOCK) * BLOCK  # as `places_of` wants it; the first words stay what they are
         coins = silo.randomness.bits(f"batch/{purpose}", (whole,), step)
-        # Rounded down, so that the real rate never exceeds the accounted one; rate 1 keeps everybody.
+        # Rounded down, so that the real rate never exceeds the accounted one.
         rate = self.expected(silo.size) / silo.size.astype(jnp.float32)
         threshold = jnp.minimum(rate * (1 - 1e-6), 1 - 2.0**-24) * 2.0**32
-        joins = (coins < threshold.astype(jnp.uint32)) | (rate >= 1)
+        joins = (coins < threshold.astype(jnp.uint32)) | self.takes_all(silo.size)
         joins = joins & (jnp.arange(whole) < silo.size)
         chosen = places_of(joins, whole_runs(min(length, self.most(length))), length)
         return self.batch_of(silo, chosen, self.expected(silo.size), purpose, step)
 
     def expected(self, records: Any) -> Any:
         return self.batch
+
+    def takes_all(self, records: Any) -> Any:
+        """Whether a silo of so many gives all of them. In float32 a share just below 1 is 1: not told by the rate."""
+        return self.batch >= records
 
     def divisor(self, records: int) -> float:
         return float(self.expected(records))
@@ -188,11 +192,14 @@ class Share(Poisson):
     def expected(self, records: Any) -> Any:
         return self.rate * records
 
+    def takes_all(self, records: Any) -> Any:
+        return self.rate >= 1
+
     def longest_over_clip(self) -> float:
         raise NotImplementedError("a share's sums have no noise that is told by its length")
 
     def check(self, name: str, records: int) -> None:
-        _check_sum(name, self.most(records))
+        _check_sum(name, self.most(records), MOST_OF_FEWER)
         if self.rate * records < 1:
             raise ValueError(
                 f"algorithm.batch_share = {self.rate:g}: draws less than one of the {records} records of silo "
@@ -369,16 +376,16 @@ def poisson_capacity(batch: int) -> int:
     return batch + math.ceil(exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * batch))
 
 
-def _check_sum(name: str, records: int) -> None:
-    if records > MOST_RECORDS:
+def _check_sum(name: str, records: int, most: int = MOST_RECORDS) -> None:
+    if records > most:
         raise ValueError(
-            f"data: silo {name!r} has {records} records; the rounding of sums is proven up to {MOST_RECORDS}: "
-            "give algorithm.batch, or split the silo"
+            f"data: silo {name!r} has {records} records in a sum; its rounding is proven up to {most}: "
+            "give algorithm.batch, or a smaller one, or split the silo"
         )
 
 
 def _check_size(name: str, batch: int, records: int, key: str = "batch") -> None:
-    _check_sum(name, batch)
+    _check_sum(name, batch, MOST_OF_FEWER)
     if batch > records:
         raise ValueError(
             f"algorithm.{key} = {batch} exceeds the {records} records of silo {name!r}; give at most {records}"

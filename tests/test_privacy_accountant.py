@@ -134,6 +134,13 @@ def test_batches_that_are_too_large_for_their_slots_are_part_of_delta(kind):
     assert accountant.delta([spent(FixedSize(10, 1000), 1e6, 10**6)], 30.0) < 1e-15
 
 
+def test_a_delta_that_overflowing_batches_use_up_is_refused():
+    releases = [Releases("value", 1000, Poisson(0.01))]
+    with pytest.raises(ValueError, match=r"delta = 1e-15: 1e-15 of it is the chance that a Poisson batch overflows"):
+        accountant.calibrate(releases, 1.0, 1e-15)
+    assert accountant.calibrate(releases, 1.0, 1e-14)["value"] > 1
+
+
 def test_selection_of_sampled_runs_costs_more_than_one_and_less_than_all():
     run = [spent(Poisson(0.01), 1.0, 500)]
     one, best = accountant.epsilon(run, 1e-5), selection_epsilon(run, 1e-5, Trials(50))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from silodp.randomness import SeededRandomness
-from silodp.sampling import BLOCK, Cumulative, OnePass, Poisson, places_of
+from silodp.sampling import BLOCK, Cumulative, OnePass, Poisson, Share, places_of
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 51, 300])  # the last by binary search
@@ -37,3 +37,16 @@ def test_padding_shows_no_record_that_was_not_drawn(rule):
     for batch in batches:
         assert not np.asarray(batch.records)[np.asarray(batch.weights) == 0].any()
     assert any((np.asarray(batch.weights) == 0).any() for batch in batches)
+
+
+def test_a_share_just_below_one_still_tosses_coins():
+    """In float32 it is 1, where everybody joins without a coin; it is accounted as a share."""
+
+    class Unlucky:
+        bits = staticmethod(lambda purpose, shape, step=0: jnp.full(shape, 2**32 - 1, jnp.uint32))
+        scattered = staticmethod(lambda purpose, rows, step=0: rows)
+
+    silo = SimpleNamespace(records=jnp.ones(100), size=jnp.int32(100), round=jnp.int32(0), randomness=Unlucky())
+    assert Share(0, rate=1 - 2.0**-26).draw(silo, "value").weights.sum() == 0
+    assert Share(0, rate=1.0).draw(silo, "value").weights.sum() == 100
+    assert Poisson(100).draw(silo, "value").weights.sum() == 100

@@ -25,7 +25,10 @@ T = TypeVar("T")
 RUN = 256
 SLACK = 2.0**-7
 MOST_RECORDS = 1 << 22
-SMALLEST_BLOCK = 32  # of that many records. Sums of fewer are off by less, and may be of smaller blocks
+# Where one clip norm has both neighbours' roundings beside it (batches with and without a record), where what is added
+# is longer (penalties inside the clip), or where blocks are smaller than SMALLEST_BLOCK, and then fewer still.
+MOST_OF_FEWER = MOST_RECORDS // 4
+SMALLEST_BLOCK = 32
 FEW_BLOCKS = 64  # whose sums need not be normal on the way
 UNIT = 2.0**-24  # the largest relative error of one rounding in float32
 
@@ -70,11 +73,8 @@ def sum_in_blocks(
     n = weights.shape[0]
     if size >= n:
         return jax.tree.map(Double.sum_of, run_sums(records, weights))
-    if n**2 * SMALLEST_BLOCK > MOST_RECORDS**2 * size:
-        raise ConfigError(
-            f"data: a sum of {n} records of so many numbers: its rounding is proven up to "
-            f"{math.isqrt(MOST_RECORDS**2 * size // SMALLEST_BLOCK)}; give algorithm.batch, or split the silo"
-        )
+    if size < SMALLEST_BLOCK:
+        check_length(n, math.isqrt(MOST_OF_FEWER**2 * size // SMALLEST_BLOCK), "of so many numbers")
     blocks = -(-n // size)
     size = whole_runs(-(-n // blocks), run)
 
@@ -93,6 +93,15 @@ def sum_in_blocks(
     zeros = [jnp.zeros((2, *s.shape[1:]), s.dtype) for s in jax.tree.leaves(shapes)]
     totals = lax.scan(step, zeros, jnp.arange(blocks))[0]
     return jax.tree.unflatten(jax.tree.structure(shapes), [normal(*total) for total in totals])
+
+
+def check_length(records: int, most: int, what: str) -> None:
+    """Refuse a sum of more records than its rounding is proven for."""
+    if records > most:
+        raise ConfigError(
+            f"data: a sum of {records} records {what}: its rounding is proven up to {most}; give algorithm.batch, or "
+            "split the silo"
+        )
 
 
 def added_loosely(total: Double, parts: Float[Array, "parts ..."]) -> Double:

@@ -15,9 +15,11 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from silodp.doubles import Double
 from silodp.gradients.blocks import (
+    MOST_OF_FEWER,
     RUN,
     SMALLEST_BLOCK,
     UNIT,
+    check_length,
     clip_factor,
     computed_once,
     rarely,
@@ -82,6 +84,8 @@ def clipped_sum(
 ) -> PyTree:
     """`penalty`: a gradient that is added to every record's before clipping. Silos stacked by vmap share products."""
     size = microbatch or block_size(structure, len(points))
+    if penalty is not None:
+        check_length(weights.shape[-1], MOST_OF_FEWER, "with a penalty inside the clip")
     added = None if penalty is None else jax.tree.leaves(penalty)
     question = Question(points, coefficients, clip, added, structure.traced.consts)
     run = RUN if penalty is None else PENALISED_RUN
@@ -130,7 +134,8 @@ def clip_block(structure: Structure, question: Question, records: PyTree, kept: 
         structure = structure._replace(traced=ClosedJaxpr(structure.traced.jaxpr, question.closed_over))
     layers = _combine(structure, question.points, question.coefficients, records)
     numbers, given = eqx.partition(layers, [computed(*each) for each in zip(structure.layers, layers, strict=True)])
-    layers = eqx.combine(computed_once(numbers), given)
+    # Nothing that an empty slot makes a loss compute may have a say. What came with it is zeros.
+    layers = eqx.combine(computed_once([keep_only(layer, kept) for layer in numbers]), given)
     square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))
     addends = max(layer.addends for layer in layers) + len(layers)
     finite = jnp.all(jnp.isfinite(square_norms))

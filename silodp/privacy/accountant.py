@@ -147,6 +147,7 @@ def calibrate(
     check_epsilon(epsilon)
     check_delta(delta)
     base = _family(releases, shares)
+    _check_overflow(releases, delta, already)
     if needs_no_noise(releases, epsilon, delta, already):
         return {release.stream: 0.0 for release in releases}
     loss, lost = apart(_noised(releases, base, 1.0, already))
@@ -380,6 +381,16 @@ def _exact_scale(
     if before >= mu:
         raise ValueError(f"target out of reach: what is already spent is {before:.6g}-GDP, over {mu:.6g}")
     return at_one / math.sqrt(mu**2 - before**2)
+
+
+def _check_overflow(releases: Sequence[Releases], delta: float, already: Sequence[Spent]) -> None:
+    asked = [*releases, *(part.releases for part in already)]
+    overflow = sum(release.uses * release.sampling.overflow for release in asked)
+    if overflow > delta / 2:
+        raise ValueError(
+            f"delta = {delta}: {rounded_up(overflow, 3)} of it is the chance that a Poisson batch overflows; give at "
+            f"least {rounded_up(2 * overflow, 3)}, or batches of fixed size"
+        )
 
 
 def _check_reachable(already: Sequence[Spent], target: float, delta: float) -> None:

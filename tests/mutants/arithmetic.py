@@ -52,6 +52,22 @@ ARITHMETIC = [
         "a batch that is cut has another law", "tests/test_privacy_accountant.py::test_batches_that_are_too_large_for_their_slots_are_part_of_delta[kind0]",
     ),
     Mutant(
+        "penalties-of-any-length", "silodp/gradients/structured.py", "check_length(weights.shape[-1], MOST_OF_FEWER,", "check_length(0, MOST_OF_FEWER,",
+        "what is summed beside a penalty is longer", SUMS + "test_a_long_sum_with_a_penalty_inside_is_refused",
+    ),
+    Mutant(
+        "drawn-batches-of-any-length", "silodp/sampling.py", "    _check_sum(name, batch, MOST_OF_FEWER)\n", "    _check_sum(name, batch)\n",
+        "one clip norm has both roundings beside it", SUMS + "test_a_sum_that_is_too_long_for_the_proof_is_refused",
+    ),
+    Mutant(
+        "empty-slots-decide", "silodp/gradients/structured.py", "computed_once([keep_only(layer, kept) for layer in numbers])", "computed_once(numbers)",
+        "a record that takes the last free slot turns its block to another program", SUMS + "test_an_empty_slot_does_not_decide_how_its_block_is_summed",
+    ),
+    Mutant(
+        "share-of-nearly-all", "silodp/sampling.py", "        return self.rate >= 1\n", "        return jnp.float32(self.rate) >= 1\n",
+        "a record that is always drawn is accounted as sampled", "tests/test_sampling.py::test_a_share_just_below_one_still_tosses_coins",
+    ),
+    Mutant(
         "low-half-dropped", "silodp/doubles.py", "return normal(high, self.low + rest)", "return normal(high, self.low)",
         "runs are added in float32", "tests/rounding/test_long_memories.py::test_the_outer_sum_of_the_most_records_is_off_by_no_more_than_is_proven",
     ),
@@ -68,7 +84,7 @@ ARITHMETIC = [
         "large gradients that a penalty cancels are rounded", SUMS + "test_what_is_proven_fits_the_slack",
     ),
     Mutant(
-        "sums-of-any-length", "silodp/sampling.py", "if records > MOST_RECORDS:", "if False:",
+        "sums-of-any-length", "silodp/sampling.py", "    if records > most:\n        raise ValueError(", "    if False:\n        raise ValueError(",
         "sums longer than the proof", SUMS + "test_a_sum_that_is_too_long_for_the_proof_is_refused",
     ),
     Mutant(
@@ -151,6 +167,6 @@ ARITHMETIC = [
     Mutant("vectors-computed-twice", "silodp/gradients/blocks.py", "    return lax.fori_loop(0, turns, lambda _, kept: jax.tree.map(rounded, kept), vectors)", "    return vectors", "the norm of one vector clips another", "tests/rounding/test_arithmetic.py::test_gradients_that_a_combination_cancels_do_not_move_its_sum_beyond_its_bound"),
     Mutant("long-chunks", "silodp/sampling.py", "        _check_sum(name, self.chunk or records // self.rounds)\n", "", "a chunk of one pass is longer than the proof allows", "tests/rounding/test_arithmetic.py::test_a_sum_that_is_too_long_for_the_proof_is_refused"),
     Mutant("long-running-sums", "silodp/sampling.py", "if self.rounds**2 * chunk > MOST_ADDED:", "if self.rounds > MOST_ADDED:", "a running sum is added up longer than the proof allows", "tests/rounding/test_arithmetic.py::test_a_running_sum_of_too_many_rounds_for_the_proof_is_refused"),
-    Mutant("small-blocks", "silodp/gradients/blocks.py", "if n**2 * SMALLEST_BLOCK > MOST_RECORDS**2 * size:", "if n > MOST_RECORDS:", "more additions of blocks than the proof allows", "tests/rounding/test_arithmetic.py::test_a_sum_of_blocks_that_are_too_small_for_the_proof_is_refused"),
+    Mutant("small-blocks", "silodp/gradients/blocks.py", "if size < SMALLEST_BLOCK:", "if False:", "more additions of blocks than the proof allows", "tests/rounding/test_arithmetic.py::test_a_sum_of_blocks_that_are_too_small_for_the_proof_is_refused"),
     Mutant("coarse-tails", "silodp/noise.py", "tails = ((entropy.words(count) & LARGEST) + more) * 2.0 ** (1 - WORD)", "entropy.words(count)\n    tails = more", "beyond a far threshold a randomizer has few values", "tests/test_channels_randomizers.py::test_far_out_a_component_has_as_many_values_as_anywhere"),
 ]  # fmt: skip

@@ -17,9 +17,10 @@ from silodp.channels.trusted import Trusted, weighted
 from silodp.core import Silo, distance
 from silodp.doubles import Double, exact, two_product
 from silodp.errors import ConfigError
-from silodp.gradients import MOST_POINTS, Regularised, conv2d, dense, embed, max_pool
+from silodp.gradients import MOST_POINTS, Regularised, conv2d, dense, embed, max_pool, structured
 from silodp.gradients.blocks import (
     FEW_BLOCKS,
+    MOST_OF_FEWER,
     MOST_RECORDS,
     RUN,
     SLACK,
@@ -36,7 +37,18 @@ from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN,
 from silodp.prox import build_prox
 from silodp.randomness import SystemRandomness
 from silodp.releases import RecordMean, Release, Squares, Statistic
-from silodp.sampling import MOST_ADDED, SQUARES_MOVE, Batch, Cumulative, Full, OnePass, Poisson, TwoLevel
+from silodp.sampling import (
+    MOST_ADDED,
+    SQUARES_MOVE,
+    Batch,
+    Cumulative,
+    FixedSize,
+    Full,
+    OnePass,
+    Poisson,
+    Share,
+    TwoLevel,
+)
 
 ENGINES = ("general", "structured")
 PLAIN = {25_000: 4, 50_000: 8, 200_000: 32}  # times its bound that a plain float32 sum moves (docs/privacy.md)
@@ -114,15 +126,20 @@ def test_a_run_at_its_worst_stays_within_the_bound(summed):
 
 def test_what_is_proven_fits_the_slack():
     """docs/privacy.md: roundings of a run, of up to three terms of a difference, of a penalty, of the outer sums."""
-    of_run = lambda run, size, terms: run * (run + 8) * UNIT * size * np.sqrt(terms) / (1 - RUN * UNIT)
-    outer = lambda block: 2 * UNIT**2 * MOST_RECORDS**2 / block
-    few = (FEW_BLOCKS + 2) ** 2 * UNIT**2 * MOST_RECORDS / 2  # blocks whose low halves are added as they come
-    plain, penalised = (RUN, 1, MOST_POINTS), (PENALISED_RUN, 1 / CANCELLED, MOST_POINTS + 1)
-    for longest, size, terms in (plain, penalised):
+    added = lambda run: run * (run + 1) / 2 + 8 * run  # partial sums, one after the other, and 8 roundings of each
+    of_run = lambda run, size, terms: added(run) * UNIT * size * np.sqrt(terms) / (1 - RUN * UNIT)
+    outer = lambda block, n: 2 * UNIT**2 * n**2 / block
+    few = lambda n: (FEW_BLOCKS + 2) ** 2 * UNIT**2 * n / 2  # blocks whose low halves are added as they come
+    plain = RUN, 1, MOST_POINTS, MOST_RECORDS
+    penalised = PENALISED_RUN, 1 / CANCELLED, MOST_POINTS + 1, MOST_OF_FEWER
+    for longest, size, terms, n in (plain, penalised):
         for run in (SMALLEST_BLOCK, longest):
-            assert of_run(run, size, terms) + outer(run) + few <= SLACK * 0.98
+            assert of_run(run, size, terms) + size * (outer(run, n) + few(n)) <= SLACK * 0.98
+            # A batch and the same without a record: one clip norm, and the roundings of both.
+            outside = size * (outer(run, MOST_OF_FEWER) + few(MOST_OF_FEWER))
+            assert 2 * (of_run(run, size, terms) + outside) <= SLACK * 0.98
         # mu2's running sum, of pairs of gradients, with those of all its rounds
-        assert of_run(longest, size, terms - 1) + outer(longest) + 2 * UNIT**2 * MOST_ADDED <= SLACK * 0.98
+        assert of_run(longest, size, terms - 1) + size * outer(longest, n) + 2 * UNIT**2 * MOST_ADDED <= SLACK * 0.98
         # A record that is not finite turns a whole block to another branch, and leaves one of the bound's two clips to
         # it. The last block begins early: a record may be in two.
         assert 2 * 2 * MOST_IN_BLOCK / longest * of_run(longest, size, terms) <= 0.98
@@ -283,11 +300,44 @@ def test_tokens_of_one_row_are_added_before_they_are_clipped():
 
 
 @pytest.mark.parametrize(
-    "rule", [Full(), Poisson(MOST_RECORDS + 1), TwoLevel(5), OnePass(1), OnePass(1, MOST_RECORDS + 1), Cumulative(1)]
+    ("rule", "most"),
+    [
+        *(
+            (rule, MOST_RECORDS)
+            for rule in (Full(), TwoLevel(5), OnePass(1), OnePass(1, MOST_RECORDS + 1), Cumulative(1))
+        ),
+        *((kind(MOST_OF_FEWER + 1), MOST_OF_FEWER) for kind in (Poisson, FixedSize, TwoLevel)),
+        (Share(0, rate=0.5), MOST_OF_FEWER),
+    ],
 )
-def test_a_sum_that_is_too_long_for_the_proof_is_refused(rule):
-    with pytest.raises(ValueError, match=r"silo 'large' has \d+ records; the rounding of sums is proven up to 4194304"):
+def test_a_sum_that_is_too_long_for_the_proof_is_refused(rule, most):
+    with pytest.raises(
+        ValueError, match=rf"silo 'large' has \d+ records in a sum; its rounding is proven up to {most}:"
+    ):
         rule.check("large", MOST_RECORDS + 1)
+
+
+def test_a_long_sum_with_a_penalty_inside_is_refused():
+    loss = Regularised(linear, lambda x: jnp.sum(x**2))
+    summed = lambda n: (
+        lambda: gradients.clipped_sum(loss, [jnp.ones((1, 2))], [1.0], jnp.ones((n, 2)), jnp.ones(n), 1.0)
+    )
+    jax.eval_shape(summed(MOST_OF_FEWER))
+    with pytest.raises(ConfigError, match="with a penalty inside the clip: its rounding is proven up to 1048576"):
+        jax.eval_shape(summed(MOST_OF_FEWER + 1))
+
+
+def test_an_empty_slot_does_not_decide_how_its_block_is_summed():
+    """A loss that is no number at a record of zeros, which is what empty slots hold."""
+    unit_length = lambda x, record: dense(x, None, record / jnp.linalg.norm(record))[0]
+    point, records, taken = jnp.ones((1, 2)), jnp.ones((8, 2)).at[3].set(0), jnp.ones(8).at[3].set(0)
+    question = structured.Question([point], [1.0], jnp.float32(1), None)
+    finite = lambda kept: (
+        structured.clip_block(find_structure(unit_length, point, records[0]), question, records, kept).finite
+    )
+    assert finite(taken > 0) and not finite(jnp.ones(8, bool))
+    total = gradients.clipped_sum(unit_length, [point], [1.0], records, taken, 1.0, engine="structured")
+    assert exact(total) == pytest.approx(np.full((1, 2), 7 * 0.5**0.5), rel=1e-5)
 
 
 def test_a_running_sum_of_too_many_rounds_for_the_proof_is_refused():
@@ -298,7 +348,7 @@ def test_a_running_sum_of_too_many_rounds_for_the_proof_is_refused():
 
 def test_a_sum_of_blocks_that_are_too_small_for_the_proof_is_refused():
     """Large vectors are summed a few at a time, in more additions than the proof allows for with the most records."""
-    words = "of 2000000 records of so many numbers: its rounding is proven up to 1048576"
+    words = "of 2000000 records of so many numbers: its rounding is proven up to 262144"
     many = jax.ShapeDtypeStruct((2_000_000,), jnp.float32)
     added = lambda size: lambda rows: sum_in_blocks(lambda r, w: r[:1] * w[:1], rows, rows, size)
     with pytest.raises(ConfigError, match=words):
