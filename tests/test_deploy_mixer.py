@@ -104,7 +104,26 @@ def test_a_run_through_the_shuffler_ends_in_certificates(tmp_path):
     with pytest.raises(Refused, match="not signed by the plan's shuffler"):
         verified([*certificates[:2], posing], document)
     assert sites.guard(MIXER).ledger.verify() == []
+    check_shufflers_lies(sites, document, certificates)
     sites.close()
+
+
+def check_shufflers_lies(sites: Federation, document: Document, certificates: list[Any]) -> None:
+    """The shuffler has its key and signs what it likes; it cannot stand in for a site."""
+    north, south, mixer = certificates
+    signed = lambda **lie: sites.keys[MIXER].signed(SHUFFLED, mixer["body"] | lie)
+    lies = {
+        "not signed by the plan's shuffler": [north, mixer, signed(site="south")],
+        "2 of mixer": [north, south, mixer, signed(date="2026-01-01T00:00:00Z")],
+        "missing: south": [north, mixer],
+        "none of a site; missing: mixer, north, south": [mixer],
+    }
+    for reason, told in lies.items():
+        with pytest.raises(Refused, match=reason):
+            verified(told, document)
+    for lie in ({"batches": 0}, {"batches": 10**9}, {"ledger": [0, ""]}, {"ledger": [4, "a" * 64]}):
+        with pytest.raises(Refused, match=r"a number of batches|its ledger is shorter"):
+            verified([north, south, signed(**lie)], document)
 
 
 def test_the_server_can_neither_open_a_parcel_nor_tell_who_sent_what(running):

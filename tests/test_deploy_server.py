@@ -100,6 +100,10 @@ SIGNED = {
     "a ledger without a head": {"ledger": [3]},
     "a date that reaches a terminal": {"date": "\x1b[2J"},
     "no collusion levels": {"collusion": {"all": None}},
+    "a day that is none": {"date": "2026-02-30T00:00:00Z"},
+    "a date before all clocks": {"date": "0001-01-01T00:00:00Z"},
+    "a total that says nothing": {"total_delta": 0.5, "total_epsilon": 1e-9},
+    "a total that is not that of its one run": {"total_epsilon": 1e9},
     "another run": {"run": "0" * 32},
     "another site": {"site": "north"},
     "fewer releases": {"epsilon": 1e-3},
@@ -115,6 +119,22 @@ def test_a_certificate_is_more_than_a_signature(told, lie):
     verified([north, told.sites.keys["south"].signed("certificate", south["body"])], told.document)
     with pytest.raises(Refused):
         verified([north, forged], told.document)
+
+
+def test_there_is_one_certificate_of_every_site(told):
+    north, south = told.certificates
+    again = told.sites.keys["south"].signed("certificate", south["body"] | {"epsilon": 99.0})
+    posing = told.sites.keys["south"].signed("certificate", south["body"] | {"site": "east"})
+    for given, document in (([north, south, again], told.document), ([south, again], None), ([south, posing], None)):
+        with pytest.raises(Refused, match="2 of"):
+            verified(given, document)
+    with pytest.raises(Refused, match="missing: north, south"):
+        verified([], told.document)
+    with pytest.raises(Refused, match="none of a site"):
+        verified([])
+    many = {"releases": [line | {"stream": str(i)} for line in south["body"]["releases"] for i in range(501)]}
+    with pytest.raises(Refused, match="without --plan at most 500"):
+        verified([told.sites.keys["south"].signed("certificate", south["body"] | many)])
 
 
 def other_lines(body: Header, **change: Any) -> Header:

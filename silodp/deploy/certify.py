@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from silodp.deploy.shuffling import agreed_terms
 from silodp.deploy.signing import Key, canonical, opened, words
 from silodp.deploy.spending import epsilon_over, read, written
 from silodp.deploy.wire import plain
@@ -22,20 +26,32 @@ if TYPE_CHECKING:
     from silodp.plan.plan import Plan
 
 HELD_OUT = "held_out"  # of a line: it is about records that are not trained on
-DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")  # as time.strftime writes it below
+DATE = "%Y-%m-%dT%H:%M:%SZ"
+FIRST_YEAR = 1970  # of any computer's clock
 HASH = re.compile(r"[0-9a-f]{64}")
 NEEDED = 3  # entries of a run beside its answers: approved, begun, closed
 CERTIFICATE, SHUFFLED = "certificate", "shuffled"
+MOST_LINES = 500  # that are recounted where no plan says how many there are: each takes a part of a second
+MOST_DELTA = 1e-2  # of a site's total: no policy has more
 _text = lambda told: isinstance(told, str)
 _count = lambda told: type(told) is int and told >= 0
 _number = lambda told: type(told) in (int, float) and 0 <= told < math.inf
 _table = lambda told: isinstance(told, dict)
 _head = lambda told: isinstance(told, list) and len(told) == 2 and _count(told[0]) and _text(told[1])
-_date = lambda told: _text(told) and DATE.fullmatch(told) is not None
+_delta = lambda told: _number(told) and 0 < told < 1
+
+
+def _date(told: Any) -> bool:
+    with suppress(ValueError, TypeError):
+        when = datetime.strptime(told, DATE)
+        return when.year >= FIRST_YEAR and when.strftime(DATE) == told
+    return False
+
+
 Form = dict[str, Callable[[Any], bool]]
 SHARED: Form = {"site": _text, "run": _text, "plan": _text, "ledger": _head, "date": _date, "versions": _table}
 TOLD: Form = SHARED | {  # what stands in a certificate; a hostile site signs anything
-    "epsilon": _number, "delta": _number, "total_epsilon": _number, "total_delta": _number, "runs": _count,
+    "epsilon": _number, "delta": _delta, "total_epsilon": _number, "total_delta": _delta, "runs": _count,
     "releases": lambda told: isinstance(told, list), "sees": _text,
     "collusion": lambda told: told is None or (_table(told) and all(_number(each) for each in told.values())),
     "model": lambda told: told is None or _text(told),
@@ -68,7 +84,7 @@ def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document,
         "total_delta": policy.limits.total_delta,
         "runs": len(runs),
         "ledger": list(ledger.head),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "date": time.strftime(DATE, time.gmtime()),
         "versions": dict(document.tree["versions"]),
     }
     return key.signed(CERTIFICATE, body)
@@ -85,24 +101,55 @@ def recounted_epsilon(lines: Sequence[Mapping[str, Any]], delta: float) -> float
 
 
 def verified(certificates: Sequence[Any], document: Document | None = None) -> list[str]:
-    """A line for each certificate, if all are signed, belong to one run, and state no less than they count."""
+    """A line for each certificate, if all are signed, belong to one run, and state no less than they count. There is
+    exactly one of every party."""
     of_sites = [statement for statement in certificates if not is_shufflers(statement)]
+    if not of_sites:
+        raise Refused(f"certificates: none of a site{'' if document is None else missing_words(document, [])}")
+    if document is None:
+        check_few(of_sites)
     told = [opened_certificate(statement, document) for statement in of_sites]
-    plans = {(body["run"], body["plan"], body["model"]) for body, _ in told}
-    if len(plans) > 1:
+    shuffled = [opened_statement(statement, document) for statement in filter(is_shufflers, certificates)]
+    check_once([*told, *shuffled])
+    check_one_run([body for body, _ in told], [body for body, _ in shuffled], document)
+    mixed = "shuffled {batches} batches, each with every site's whole share"
+    lines = [f"{plain(body['site'])}: {mixed.format(batches=body['batches'])}" for body, _ in shuffled]
+    return [said(body, key) for body, key in told] + lines
+
+
+def check_few(of_sites: Sequence[Any]) -> None:
+    """Whoever writes a file of many different releases would keep its reader busy for hours."""
+    bodies = [body for each in of_sites if isinstance(each, dict) and isinstance(body := each.get("body"), dict)]
+    lines = sum(len(told) for body in bodies if isinstance(told := body.get("releases"), list))
+    if lines > MOST_LINES:
+        raise Refused(f"certificates: {lines} lines of releases; without --plan at most {MOST_LINES} are recounted")
+
+
+def check_once(told: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+    for names in ([body["site"] for body, _ in told], [key for _, key in told]):
+        name, times = Counter(names).most_common(1)[0]
+        if times > 1:
+            raise Refused(f"certificates: {times} of {plain(name)}; there is one of every party")
+
+
+def check_one_run(
+    of_sites: Sequence[Mapping[str, Any]], shuffled: Sequence[Mapping[str, Any]], document: Document | None
+) -> None:
+    runs = {(body["run"], body["plan"]) for body in of_sites}
+    if len(runs) > 1 or len({body["model"] for body in of_sites}) > 1:
         raise Refused("certificates: of different runs, plans or models")
-    lines, sites = [said(body, key) for body, key in told], {body["site"] for body, _ in told}
-    for statement in filter(is_shufflers, certificates):
-        body = opened_statement(statement, document)
-        if (body["run"], body["plan"]) not in {(run, plan) for run, plan, _ in plans}:
+    for body in shuffled:
+        if (body["run"], body["plan"]) not in runs:
             raise Refused(f"statement of {plain(body['site'])}: of another run")
-        sites.add(body["site"])
-        lines.append(f"{plain(body['site'])}: shuffled {body['batches']} batches, each with every site's whole share")
     if document is not None:
-        missing = document.parties.keys() - sites
-        if missing or {plan for _, plan, _ in plans} != {document.fingerprint}:
-            raise Refused(f"certificates: not those of this plan, or missing: {', '.join(sorted(missing)) or 'none'}")
-    return lines
+        missing = missing_words(document, [*of_sites, *shuffled])
+        if missing or runs != {(document.run, document.fingerprint)}:
+            raise Refused(f"certificates: not those of this plan{missing}")
+
+
+def missing_words(document: Document, bodies: Iterable[Mapping[str, Any]]) -> str:
+    missing = document.parties.keys() - {body["site"] for body in bodies}
+    return f"; missing: {', '.join(sorted(missing))}" if missing else ""
 
 
 def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[str, Any], str]:
@@ -125,6 +172,8 @@ def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[
         raise Refused(f"certificate of {site}: its releases come to epsilon {rounded_up(recounted)}")
     if body["runs"] < 1 or body["total_epsilon"] < total * (1 - 1e-4):
         raise Refused(f"certificate of {site}: over all runs it says less than this run's {rounded_up(total)}")
+    if body["total_delta"] >= MOST_DELTA or (body["runs"] == 1 and body["total_epsilon"] > total * (1 + 1e-4)):
+        raise Refused(f"certificate of {site}: its total is not that of its one run, or at a delta that no site allows")
     return body, key
 
 
@@ -144,9 +193,8 @@ def check_planned(body: Mapping[str, Any], document: Document) -> None:
     left = plan.if_others_collude(index, read(body["releases"]), body["delta"])
     if not same_levels(body["collusion"], left):
         raise Refused(f"certificate of {site}: what is left if others collude is not what its releases leave")
-    least = NEEDED + max((line["count"] for line in body["releases"]), default=0)
-    if body["ledger"][0] < least or not HASH.fullmatch(body["ledger"][1]):
-        raise Refused(f"certificate of {site}: its ledger is shorter than this run, or its last entry is none")
+    answers = max((line["count"] for line in body["releases"]), default=0)
+    check_ledger(f"certificate of {site}", body["ledger"], answers)
 
 
 def check_releases(lines: Sequence[Mapping[str, Any]], document: Document, index: int) -> None:
@@ -187,12 +235,29 @@ def is_shufflers(statement: Any) -> bool:
     return isinstance(body, dict) and "batches" in body
 
 
-def opened_statement(statement: Any, document: Document | None) -> dict[str, Any]:
+def opened_statement(statement: Any, document: Document | None) -> tuple[dict[str, Any], str]:
+    """What a shuffler has signed. It counts for the plan's shuffler, and for no site."""
     body, key = opened(SHUFFLED, statement)
     if not fits(body, SHUFFLER_TOLD):
         raise Refused("statement: not as a shuffler writes it")
-    if document is not None and body["versions"] != document.tree["versions"]:
-        raise Refused(f"statement of {plain(body['site'])}: its versions are not the plan's")
-    if document is not None and (document.shuffler is None or document.shuffler.key != key):
-        raise Refused(f"statement of {plain(body['site'])}: it is not signed by the plan's shuffler")
-    return body
+    if document is not None:
+        check_shuffled(body, key, document)
+    return body, key
+
+
+def check_shuffled(body: Mapping[str, Any], key: str, document: Document) -> None:
+    site, shuffler, facts = plain(body["site"]), document.shuffler, document.plan.facts
+    if shuffler is None or (shuffler.site, shuffler.key) != (body["site"], key):
+        raise Refused(f"statement of {site}: it is not signed by the plan's shuffler")
+    if body["versions"] != document.tree["versions"]:
+        raise Refused(f"statement of {site}: its versions are not the plan's")
+    least, most = facts.rounds if facts.everyone else 0, facts.rounds * len(agreed_terms(document.plan) or {})
+    if not least <= body["batches"] <= most:
+        raise Refused(f"statement of {site}: a number of batches that the plan does not have")
+    check_ledger(f"statement of {site}", body["ledger"], body["batches"])
+
+
+def check_ledger(what: str, head: Sequence[Any], answers: int) -> None:
+    """The last entry of a ledger that a run with so many answers has ended in."""
+    if head[0] < NEEDED + answers or not HASH.fullmatch(head[1]):
+        raise Refused(f"{what}: its ledger is shorter than this run, or its last entry is none")
