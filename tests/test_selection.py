@@ -133,3 +133,10 @@ def test_a_selections_price_is_that_of_the_records_that_pay_more(multipliers):
     plan: Any = SimpleNamespace(spent=lambda silo: [], apart=lambda spent: parts, config=config)
     dear = [Spent(Releases("value", 1, Full()), 2.0)]
     assert price_of([plan], 0, Trials(3.0)) == pytest.approx(selection_epsilon(dear, 1e-5, Trials(3.0)))
+
+
+def test_a_price_of_a_record_is_not_sold_as_one_of_a_group():
+    asked = config()
+    asked = asked.model_copy(update={"privacy": asked.privacy.model_copy(update={"unit": "user"})})
+    with pytest.raises(ConfigError, match=r"not with privacy.unit = 'user'"):
+        select_privately(asked, data=made_data())

@@ -11,6 +11,7 @@ import pytest
 from silodp.digits import rounded_up
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from silodp.front.report import promise
 from silodp.parse import parse_config
 from silodp.plan.account import account
 from silodp.plan.certificate import Context, as_text, certificate
@@ -66,6 +67,24 @@ def test_the_certificate_says_what_is_protected_and_shows_the_whole_curve():
     assert f"for 20, {rounded_up(curve[-1]['epsilon'])} for 30" in as_text(record)
     sampled = planned(batch=5)  # a search for every size: only where groups are asked for
     assert "groups" not in certificate(sampled, [sampled.spent(0), sampled.spent(1)], Context())["silos"][0]
+
+
+@pytest.mark.parametrize(("unit", "batch"), [(4, None), ("user", None), (3, 4)])
+def test_every_line_of_the_certificate_speaks_of_the_unit(unit, batch):
+    plan = planned(unit=unit, **({} if batch is None else {"batch": batch}))
+    told = certificate(plan, [plan.spent(0), plan.spent(1)], Context())
+    whose = {4: "up to 4 records", "user": "all records", 3: "up to 3 records"}[unit]
+    assert told["neighbours"].startswith(f"{whose} of one silo are replaced by any others")
+    for silo, k in zip(told["silos"], SIZES if unit == "user" else (unit, unit), strict=True):
+        if batch is None:
+            assert silo["gdp_mu"] == pytest.approx(gaussian.mu_of(2.0, 1e-6), rel=1e-6)
+        deltas = {point["epsilon"]: point["delta"] for point in silo["curve"]}
+        assert deltas[silo["epsilon"]] == pytest.approx(1e-6, rel=1e-4)
+        text = as_text(told)
+        assert f"{k} records of a silo together" in text and "one record of one silo" not in text
+        assert f"one record alone: epsilon {rounded_up(silo['record_epsilon'])}" in text
+    assert told["protects"] in promise(told, delta_by_default=False)[0]
+    assert "records of a silo together" in promise(told, delta_by_default=False)[1]
 
 
 @pytest.mark.parametrize("unit", ["record", 3, "user"])

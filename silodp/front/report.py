@@ -46,7 +46,7 @@ def promise(certificate: Mapping[str, Any], delta_by_default: bool) -> list[str]
     epsilon, delta = weakest["epsilon"], rounded_up(weakest["delta"])
     chosen = ", chosen as min(1e-5, 1/(10 n))" if delta_by_default else ""
     return [
-        f"Promise for every record of every silo: epsilon {rounded_up(epsilon)}, delta {delta}{chosen}.",
+        f"Promise for {certificate['protects']}: epsilon {rounded_up(epsilon)}, delta {delta}{chosen}.",
         f"In words: {in_odds(weakest)}",
         f"Seen: {certificate['adversary_sees']}.",
         "These must be honest: " + "; ".join(certificate["honest"]) + ".",

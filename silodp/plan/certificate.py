@@ -22,10 +22,10 @@ from silodp.plan.plan import Plan
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account, Tally
+from silodp.report.words import several_of
 
 SIMULATED = "simulation: seeded noise, not private"
 FLOAT_NOISE = "of a simulation, in float32 from a seed: its lowest bits, and whoever knows the seed, tell the values"
-NEIGHBOURS = "one record of one silo is replaced by any other; the silos' sizes are public"
 ROUNDING = 2e-6  # multipliers are counted in float32
 
 
@@ -87,7 +87,8 @@ def certificate(plan: Plan, spent: Sequence[Sequence[Spent]], context: Context) 
     return {
         "statement": statement(plan, worst, context),
         "stamp": context.stamp,
-        "neighbours": NEIGHBOURS,
+        "protects": f"{unit_of(plan)} every silo",
+        "neighbours": neighbours(plan),
         "adversary_sees": channel.sees,
         "honest": list(channel.honest),
         "if_others_collude": channel.if_others_collude,
@@ -130,6 +131,7 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
     worst = max(plan.apart(own), key=lambda part: accountant.epsilon(part, delta), default=own)
     epsilon, record = plan.cost(silo, own), accountant.epsilon(worst, delta)
     alone, persons = plan.config.privacy.unit == "record", of_persons(plan, own)
+    together, mu = plan.together(silo), accountant.gdp(worst)
     # Sampled releases need a search for every size of group: only where groups were asked for.
     curve = not alone or accountant.gdp(persons) is not None
     grouped = {"groups": groups(persons, delta, plan.facts.sizes[silo])} if curve else {}
@@ -137,12 +139,13 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
         "silo": plan.facts.names[silo],
         "records": plan.facts.sizes[silo] + held,
         "held_out": held,
+        "records_together": together,  # epsilon, gdp_mu, curve and collusion are of so many
         "epsilon": epsilon,
         "delta": delta,
-        "gdp_mu": accountant.gdp(worst),
-        "curve": curve_points(worst, record),
+        "gdp_mu": None if mu is None else together * mu,
+        "curve": curve_points(worst, epsilon, together),
         "releases": [release_of(plan, silo, s) for s in own],
-        "collusion": plan.if_others_collude(silo, own, delta, plan.together(silo)),
+        "collusion": plan.if_others_collude(silo, own, delta, together),
         "several_records_of_one_person": [
             {"records": k, "epsilon": accountant.group_epsilon(persons, delta, k), "delta": delta} for k in (2, 5)
         ],
@@ -155,6 +158,16 @@ def unit_of(plan: Plan) -> str:
     if unit == "record":
         return "every record of"
     return "all records together of" if unit == "user" else f"any {unit} records together of"
+
+
+def neighbours(plan: Plan) -> str:
+    """The two worlds that the promise compares."""
+    unit = plan.config.privacy.unit
+    if unit == "record":
+        moved = "one record of one silo is replaced by any other"
+    else:
+        moved = f"{'all' if unit == 'user' else f'up to {unit}'} records of one silo are replaced by any others"
+    return f"{moved}; the silos' sizes are public"
 
 
 def groups(own: Sequence[Spent], delta: float, records: int) -> list[dict[str, float]]:
@@ -191,12 +204,11 @@ def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:
     } | kind.level(spent.multiplier)
 
 
-def curve_points(own: Sequence[Spent], epsilon: float) -> list[dict[str, float]]:
+def curve_points(own: Sequence[Spent], epsilon: float, together: int) -> list[dict[str, float]]:
     if not math.isfinite(epsilon) or epsilon == 0:
         return []
     grid = [epsilon * factor for factor in (0.25, 0.5, 1.0, 1.5, 2.0)]
-    deltas = accountant.curve(own, grid)
-    return [{"epsilon": e, "delta": float(d)} for e, d in zip(grid, deltas, strict=True)]
+    return [{"epsilon": e, "delta": accountant.group_delta(own, e, together)} for e in grid]
 
 
 def outside(context: Context) -> list[str]:
@@ -255,6 +267,9 @@ def silo_lines(silo: Mapping[str, Any]) -> list[str]:
     promise = f"({rounded_up(silo['epsilon'])}, {rounded_up(silo['delta'])})-DP"
     held = f", {silo['held_out']} of them held out" if silo["held_out"] else ""
     lines = [f"Silo {silo['silo']} ({silo['records']} records{held}): {promise}{mu}"]
+    if "record_epsilon" in silo:
+        lines[0] += f" for {several_of(silo)}"
+        lines.append(f"  one record alone: epsilon {rounded_up(silo['record_epsilon'])}")
     for release in silo["releases"]:
         about = " that are held out" if release.get("held_out") else ""
         lines.append(

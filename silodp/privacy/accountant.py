@@ -233,6 +233,20 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
     return records * high
 
 
+def group_delta(spent: Sequence[Spent], epsilon: float, records: int) -> float:
+    """delta(epsilon) when `records` records of a silo change at once: what `group_epsilon` inverts."""
+    if records == 1:
+        return delta(spent, epsilon)
+    mu, (loss, lost) = nearest_gdp(spent), apart(spent)
+    if mu is None:
+        each = epsilon / records
+        return min(1.0, records * math.exp(min((records - 1) * each, 700.0)) * delta(spent, each))
+    if epsilon < loss:
+        return 1.0
+    ideal = left_out(spent, records) + gaussian.delta_of(epsilon - loss, records * mu)
+    return min(1.0, math.exp(loss) * (ideal + math.exp(min(epsilon, 700.0)) * lost))
+
+
 def check_epsilon(value: float) -> None:
     if not 0 < value < math.inf:
         raise ValueError(f"epsilon = {value}: must be a positive number")

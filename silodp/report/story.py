@@ -21,6 +21,7 @@ from silodp.report.words import (
     detection,
     in_odds,
     percent_up,
+    several_of,
     suspicion,
     worst,
 )
@@ -104,11 +105,11 @@ def plain_words(certificate: Mapping[str, Any], silo: Mapping[str, Any]) -> Html
         *([tag("p", WOULD)] if certificate["stamp"] else []),
         tag("p", in_odds(silo), class_="lead"),
         tag(
-            "p", f"This is what epsilon {rounded_up(epsilon)} and delta {rounded_up(delta)} mean. They hold for every "
-            "record of every silo, whatever else is known about it. What is true of all records alike, such as that "
-            "age goes with illness, can still be learnt.",
+            "p", f"This is what epsilon {rounded_up(epsilon)} and delta {rounded_up(delta)} mean. They hold for "
+            f"{certificate.get('protects', 'every record of every silo')}, whatever else is known. "
+            "What is true of all records alike, such as that age goes with illness, can still be learnt.",
         ),
-        table("How far a suspicion about one record can grow", ("before", "after, at most"), rows, (1,)),
+        table(f"How far a suspicion about {several_of(silo)} can grow", ("before", "after, at most"), rows, (1,)),
         tag("p", f"Compared are two worlds: {certificate['neighbours']}."),
     )  # fmt: skip
 
@@ -186,8 +187,10 @@ def trade_off(silo: Mapping[str, Any]) -> Html:
     )  # fmt: skip
     finds = detection(silo, FALSE_ALARMS)
     rows = [(f"{100 * alarm:g} %", percent_up(float(share))) for alarm, share in zip(FALSE_ALARMS, finds, strict=True)]
+    about = several_of(silo)
+    says = "a record says" if about == "one record" else f"{about} say"
     words = (
-        f"Somebody tests whether a record says one thing or another. With {rows[1][0]} false alarms the test finds at "
+        f"Somebody tests whether {says} one thing or another. With {rows[1][0]} false alarms the test finds at "
         f"most {rows[1][1]} of the true cases."
     )
     caption = tag("figcaption", words + " The nearer the curve is to guessing, the less a test can tell.")

@@ -78,13 +78,21 @@ def worst(certificate: Mapping[str, Any]) -> Mapping[str, Any]:
     return max(certificate["silos"], key=lambda silo: silo["epsilon"])
 
 
+def several_of(silo: Mapping[str, Any]) -> str:
+    """Of how many records of a silo its promise speaks."""
+    together = silo.get("records_together", 1)
+    if together == 1:
+        return "one record"
+    return f"{'all' if together == silo['records'] else 'any'} {together} records of a silo together"
+
+
 def in_odds(silo: Mapping[str, Any]) -> str:
     epsilon, after = silo["epsilon"], percent_up(suspicion(silo["epsilon"]))
     chance, more = chance_of_more(silo, epsilon), "this"
     if chance >= 1:  # epsilon and delta alone say nothing of a little more than epsilon, but of twice as much
         chance, more = chance_of_more(silo, 2 * epsilon), percent_up(suspicion(2 * epsilon))
     return (
-        f"Somebody who is 1 % sure of something about one record is at most {after} sure of it after seeing everything "
-        f"that was released. The chance that a release tells more than {more} is at most "
+        f"Somebody who is 1 % sure of something about {several_of(silo)} is at most {after} sure of it after "
+        f"seeing everything that was released. The chance that a release tells more than {more} is at most "
         f"{rounded_up(min(1.0, chance), 2)}."
     )

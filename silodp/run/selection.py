@@ -137,6 +137,10 @@ def check(config: Config) -> None:
     column = config.sweep.select
     if not config.privacy.private:
         raise ConfigError("sweep.private_trials: needs a private run; give privacy.epsilon")
+    if config.privacy.unit != "record":  # a price is one record's
+        raise ConfigError(
+            f"sweep.private_trials: not with privacy.unit = {config.privacy.unit!r}; leave one of them out"
+        )
     if column.startswith(HELD_OUT) and config.evaluate is None:
         raise ConfigError(f"sweep.select = {column!r}: nothing is held out; add [evaluate]")
     if not column.startswith(("test_", HELD_OUT)):
