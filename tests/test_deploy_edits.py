@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +12,13 @@ from typer.testing import CliRunner
 from silodp.cli import app
 from silodp.deploy import approval
 from silodp.deploy.chain import linked
-from silodp.deploy.guard import total_with
+from silodp.deploy.guard import Guard, total_with
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.policy import read_policy
 from silodp.deploy.signing import canonical
 from silodp.deploy.wire import decode, encode
 from silodp.errors import ConfigError
-from tests.guards import Federation, first_answers
+from tests.guards import X0, Federation, asked, first_answers
 
 RUN = "00" * 16
 
@@ -139,3 +140,49 @@ def test_a_run_that_somebody_has_begun_with_nothing_is_charged_with_its_plan(sit
     sites.approve(document)
     ledger.begin(document.run, document.fingerprint, [], {})
     assert not ledger.verify() and total_with(policy, ledger, document) == whole > 0
+
+
+def test_copies_with_one_counter_do_not_both_answer(sites, tmp_path):
+    """The counter is on another disk. Whoever writes first goes on; the others are refused, also at the same moment."""
+    policy = sites.folders["north"] / "guard.toml"
+    policy.write_text(policy.read_text().replace("[data]", f'counter = "{tmp_path}/elsewhere"\n[data]', 1))
+    document = sites.document()
+    assert sites.open("north", document, sites.approve(document))["kind"] == "ready"
+    sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)
+    own = sites.guard("north")
+    own.ledger.db.execute("pragma wal_checkpoint(truncate)")
+    shutil.copytree(sites.folders["north"], tmp_path / "copy")
+    shutil.copytree(sites.folders["north"], tmp_path / "another")
+    copy, another = Guard(tmp_path / "copy"), Guard(tmp_path / "another")
+    another.ledger._check_still_alone = lambda: None  # it looked before the other one wrote
+    question = {"kind": "ask", "run": document.run, "query": "value", "round": 0, "echo": None, "last": None}
+    told = [decode(guard.reply(encode(question, {"0": X0})))[0] for guard in (own, copy, another)]
+    copy.close()
+    another.close()
+    assert [each.get("code") for each in told] == [None, "put-back", "put-back"]
+
+
+def test_a_ledger_that_is_written_anew_under_a_guard_stops_it(sites):
+    document = sites.document()
+    approvals = sites.approve(document)
+    assert sites.open("north", document, approvals)["kind"] == "ready"
+    sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)
+    ledger = sites.guard("north").ledger
+    entries = ledger.head.seq
+    ledger.db.execute("delete from chain")
+    append(ledger, *[{"kind": "approve", "plan": "padding"}] * (entries + 1))
+    question = {"kind": "ask", "run": document.run, "query": "value", "round": 0, "echo": None, "last": None}
+    assert decode(sites.rpc("north", encode(question, {"0": X0})))[0]["code"] == "put-back"
+
+
+def test_a_state_that_is_older_than_its_entries_answers_nothing(sites, monkeypatch):
+    """As if the last entry were forged: the right count, and the state of before, which would answer once more."""
+    document = sites.document()
+    approvals = sites.approve(document)
+    assert sites.open("north", document, approvals)["kind"] == "ready"
+    sites.ask("north", {"kind": "start", "run": document.run}, x0=X0)
+    before = dict(sites.guard("north").ledger.state(document.run))
+    assert "seen" in asked(sites, document.run, "north", "value", 0)
+    sites.end("north")
+    monkeypatch.setattr(Ledger, "state", lambda ledger, run: before)
+    assert asked(sites, document.run, "north", "value", 1)["code"] == "put-back"

@@ -36,7 +36,6 @@ class Book:
 
     def __init__(self, path: Path, counter: Path, tables: str):
         self.path, self.counter = path, Counter(counter)
-        self.noted = -1  # the entry that this program has told the counter of
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # before SQLite would create it for all to read
         os.close(handle)
         self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
@@ -91,6 +90,13 @@ class Book:
                 "something else than a guard; bring the newer one back"
             )
 
+    def _check_still_alone(self) -> None:
+        """Nothing was put back, copied or written anew under a program at work; a server is not told which file."""
+        try:
+            self.check_not_behind()
+        except ConfigError:
+            raise PutBack("the counter's file does not fit this ledger") from None
+
     def has(self, head: Head) -> bool:
         """Whether this was the last entry once."""
         return self.hash_at(head.seq) == head.hash
@@ -112,7 +118,7 @@ class Book:
         """The counter knows of every entry before its answer leaves, and before another one is written, also when it
         could not be written at first."""
         head = self.head
-        if self.noted != head.seq and head.seq:
+        if head.seq and self.counter.last() != head:
             self._note(head)
 
     def next_head(self, event: Event) -> Head:
@@ -125,6 +131,7 @@ class Book:
         the ledger itself is a function: it is called when nobody else can write."""
         self.db.execute("begin immediate")
         try:
+            self._check_still_alone()
             self.note_last()
             event = told() if callable(told) else told
             head = self.next_head(event)
@@ -140,5 +147,6 @@ class Book:
         self._written()
 
     def _note(self, head: Head) -> None:
-        self.counter.note(head)
-        self.noted = head.seq
+        # Two copies of a ledger may have one counter, and both write at once: only the first one's answer leaves.
+        if not self.has(self.counter.note(head)):
+            raise PutBack("another copy of this ledger has written an entry that is not in it")

@@ -20,28 +20,32 @@ class Counter:
 
     def last(self) -> Head | None:
         """The newest entry that it was told of; None: nothing was written whole."""
-        if not self.path.is_file():
-            return None
-        data = self.path.read_bytes()
-        found = [entry_of(data[:SLOT]), entry_of(data[SLOT : 2 * SLOT])]
-        return max((each for each in found if each is not None), default=None)
+        return newest(self.path.read_bytes()) if self.path.is_file() else None
 
-    def note(self, head: Head) -> None:
+    def note(self, head: Head) -> Head:
+        """The newest entry that it knows of then: this one, unless it was told of another at its place or beyond."""
         body = f"{head.seq} {head.hash}"
         line = f"{body} {hashlib.sha256(body.encode()).hexdigest()[:16]}".ljust(SLOT - 1).encode() + b"\n"
         handle, place = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), SLOT * (head.seq % 2)
         try:
             with alone_with(handle):  # the operator's commands write here too
-                known = entry_of(os.pread(handle, SLOT, place))
+                known = newest(os.pread(handle, 2 * SLOT, 0))
                 if known is None or known.seq < head.seq:
                     os.pwrite(handle, line, place)
+                    known = head
                 os.fsync(handle)
+                return known
         finally:
             os.close(handle)
+
+
+def newest(data: bytes) -> Head | None:
+    found = [entry_of(data[:SLOT]), entry_of(data[SLOT : 2 * SLOT])]
+    return max((each for each in found if each is not None), default=None)
 
 
 def entry_of(slot: bytes) -> Head | None:
     """What stands in one place of the file; None: nothing that was written whole."""
     parts = slot.decode("ascii", "replace").split()
     whole = len(parts) == 3 and hashlib.sha256(" ".join(parts[:2]).encode()).hexdigest()[:16] == parts[2]
-    return Head(int(parts[0]), parts[1]) if whole else None
+    return Head(int(parts[0]), parts[1]) if whole and parts[0].isdigit() else None

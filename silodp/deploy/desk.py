@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from silodp.deploy.book import PutBack
 from silodp.deploy.chain import Head, digest_of
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.silo import SiloServer
@@ -85,6 +86,10 @@ class Desk:
         self.seen = None if header["seen"] is None else (header["seen"][0], header["seen"][1])
         self.known = {site: Head(*head) for site, head in header["known"].items()}
         self.stored = {name: hashlib.sha256(data).digest() for name, data in kept.items()}
+        row = self.ledger.run(self.run)
+        # An older state would answer a question twice.
+        if row is not None and row.counted and row.counted != self.counted(self.asked):
+            raise PutBack("the state of this run has answered other questions than its entries tell of")
 
     def _changed(self, asked: Counter[str] | None = None) -> dict[str, bytes]:
         """The parts of the silo's state that differ from those on the disk."""

@@ -167,4 +167,16 @@ DEPLOYED = [
         "a silo whose answer could not be written goes on as if it had been",
         "tests/test_deploy_guard.py::test_a_ledger_that_cannot_be_written_sends_nothing",
     ),
+    Mutant(
+        "ledger-written-anew", "silodp/deploy/book.py", "            self._check_still_alone()\n", "",
+        "runs are erased under a guard at work", "tests/test_deploy_edits.py::test_a_ledger_that_is_written_anew_under_a_guard_stops_it",
+    ),
+    Mutant(
+        "two-copies-write-at-once", "silodp/deploy/book.py", "if not self.has(self.counter.note(head)):", "if self.counter.note(head) is None:",
+        "copies of a ledger answer one question twice", "tests/test_deploy_edits.py::test_copies_with_one_counter_do_not_both_answer",
+    ),
+    Mutant(
+        "older-state-restored", "silodp/deploy/desk.py", "row.counted and row.counted != self.counted(self.asked)", "False",
+        "a state of before answers a question once more", "tests/test_deploy_edits.py::test_a_state_that_is_older_than_its_entries_answers_nothing",
+    ),
 ]  # fmt: skip
