@@ -1,11 +1,11 @@
 """The papers' bounds as numbers for one setting: what `silodp bounds CONFIG` prints.
 
-Every bound is evaluated as it is printed, with the constants that O(.) and Omega(.) hide set to 1, F(x0) - min F set to
-1 and the logarithms that the statement shows (a tilde hides the rest). So numbers of one column compare rates, not
-runs. n is the smallest silo, N the silos of a round. What no config tells is taken at its largest: mu2's variances (G
-and L bound them) and its gradient at the optimum (G bounds it). What a theorem assumes of the sizes and the target is
-checked, with constant 1 again; its steps and clips are taken to be its own. A bound whose assumption fails is shown
-with what fails: it then says nothing.
+Every bound is evaluated as its statement prints it, but for two slips that the proofs do not have and a row names.
+The constants that O(.) and Omega(.) hide are 1, F(x0) - min F is 1, and the logarithms are those that the statement
+shows (a tilde hides the rest). So numbers of one column compare rates, not runs. n is the smallest silo, N the silos
+of a round. What no config tells is taken at its largest: mu2's variances (G and L bound them) and its gradient at the
+optimum (G bounds it). What a theorem assumes of the sizes and the target is checked, with constant 1 again; its steps
+and clips are taken to be its own. A bound whose assumption fails is shown with what fails: it then says nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from silodp.algorithms.proofs import (
     ENOUGH,
     ENOUGH_MESSAGES,
+    EVERYBODY,
     SMALL_LOCAL_BATCH,
     Condition,
     at_least,
@@ -78,7 +79,7 @@ def mu2(c: Choice, spread: float) -> float:
 
 
 def bvr(c: Choice) -> float:
-    """Thm F.4 at R = rounds, K = local_steps, b = batch_local. L/sqrt(K b) is what its step gives."""
+    """Thm F.4 at R = rounds, K = local_steps, b = batch_local, with its proof's L/sqrt(K b)."""
     K, b, R = c.steps, c.options.batch_local or c.n, c.options.rounds
     descent = c.L / K + heterogeneity(c) + c.L / math.sqrt(K * b) + c.L * math.sqrt(c.d / (K * c.epsilon)) / b
     return GAP * (descent / R + c.L * math.sqrt(c.d / (c.silos * R)) / (c.n * c.epsilon)) + diff2_optimum(c)
@@ -110,16 +111,24 @@ def psgm_batches(c: Choice) -> float:
 
 def psgm_momentum(c: Choice) -> float:
     """The beta of Thm A.3 and 4.2, before its limit of 1."""
-    R, scale = c.options.rounds, (GAP * c.L / c.G**2) ** (2 / 3)
-    private = scale * (c.silos * c.n * c.epsilon) ** (2 / 3) / (c.d ** (1 / 3) * R)
-    sampled = scale * (c.silos * c.constant("batch")) ** (1 / 3) / R ** (2 / 3)
-    return max(1 / R, min(private, sampled))
+    sampled = momentum_scale(c) * (c.silos * c.constant("batch")) ** (1 / 3) / c.options.rounds ** (2 / 3)
+    return max(1 / c.options.rounds, min(private_momentum(c), sampled))
+
+
+def momentum_scale(c: Choice) -> float:
+    return (GAP * c.L / c.G**2) ** (2 / 3)
+
+
+def private_momentum(c: Choice) -> float:
+    """The beta of Thm A.2 and A.4, where it is above 1/R."""
+    return momentum_scale(c) * (c.silos * c.n * c.epsilon) ** (2 / 3) / (c.d ** (1 / 3) * c.options.rounds)
 
 
 MODEST = small_epsilon("ln(1/delta)", lambda log: log)
 ALL_MESSAGES = (
     MODEST,
     at_least("N n >= ln(1/delta)/epsilon", lambda c: c.silos * c.n, lambda c: log(c) / c.epsilon),
+    at_most("beta <= 1", private_momentum, lambda _: 1.0),
 )
 BATCHES = (
     MODEST,
@@ -138,7 +147,13 @@ LOCAL_BATCHES = (
 )
 PL_EPSILON = small_epsilon("2 ln(2/delta) and 15", lambda log: min(2 * (log + math.log(2)), 15))
 SMALL_DELTA = at_most("delta <= 1/(n N)", lambda c: c.privacy.delta, lambda c: 1 / (c.n * c.silos))
-LOWER_SILOS = (SMALL_DELTA, at_most("epsilon <= sqrt(N)", lambda c: c.epsilon, lambda c: math.sqrt(c.silos)))
+LOWER_SILOS = (
+    SMALL_DELTA,
+    at_most("epsilon <= sqrt(N)", lambda c: c.epsilon, lambda c: math.sqrt(c.silos)),
+    EVERYBODY,
+    # its delta0 is a round's, which is no larger than the target's
+    at_least("N >= 16 ln(2/(delta n))", lambda c: c.silos, lambda c: 16 * math.log(2 / (c.privacy.delta * c.n))),
+)
 LOWER_ANY = (SMALL_DELTA, at_most("epsilon <= 1", lambda c: c.epsilon, lambda _: 1.0))
 
 
@@ -146,26 +161,28 @@ LOWY, DIFF2, SOTERIA, MU2, PSGM = "Lowy et al.", "DIFF2", "SoteriaFL", "mu2", "P
 UPPER = [
     Bound(LOWY, "spider, Thm 3.1", "untrusted", GRADIENT, "(G L s)^(2/3) + G^2 s, s = d ln(1/delta) / (eps^2 n^2 N)",
           lambda c: (c.G * c.L * GAP * silos_noise(c)) ** (2 / 3) + c.G**2 * silos_noise(c),
-          (small_epsilon("2 ln(1/delta)", lambda log: 2 * log),)),
+          (small_epsilon("2 ln(1/delta)", lambda log: 2 * log), EVERYBODY)),
     Bound(LOWY, "sdp-spider, Thm 3.2", "shuffled", GRADIENT, "(G L s)^(2/3) + G^2 s, s = d ln(1/delta) / (eps n N)^2",
           lambda c: (c.G * c.L * GAP * all_noise(c)) ** (2 / 3) + c.G**2 * all_noise(c),
-          (MODEST,)),
+          (MODEST, EVERYBODY)),
     Bound(LOWY, "prox-sgd, Thm 2.1", "untrusted", EXCESS,
           "G^2/mu (kappa^2 d ln(1/delta) / (eps^2 n^2 N) + kappa / (N n))",
           lambda c: c.G**2 / c.constant("pl_constant")
           * (condition(c) ** 2 * silos_noise(c) + condition(c) / (c.silos * c.n)),
-          (small_epsilon("8 ln(1/delta) and 15", lambda log: min(8 * log, 15)),)),
+          (small_epsilon("8 ln(1/delta) and 15", lambda log: min(8 * log, 15)),
+           at_least("n >= kappa", lambda c: c.n, condition))),
     Bound(LOWY, "prox-pl-svrg, Thm 2.2", "untrusted", EXCESS, "kappa G^2 d ln(1/delta) / (mu eps^2 n^2 N)",
-          lambda c: condition(c) * c.G**2 * silos_noise(c) / c.constant("pl_constant"), (PL_EPSILON,)),
+          lambda c: condition(c) * c.G**2 * silos_noise(c) / c.constant("pl_constant"), (PL_EPSILON, EVERYBODY)),
     Bound(LOWY, "sdp-prox-pl-svrg, Thm 2.2", "shuffled", EXCESS, "kappa G^2 d ln(1/delta) / (mu (eps n N)^2)",
-          lambda c: condition(c) * c.G**2 * all_noise(c) / c.constant("pl_constant"), (PL_EPSILON,)),
+          lambda c: condition(c) * c.G**2 * all_noise(c) / c.constant("pl_constant"), (PL_EPSILON, EVERYBODY)),
     Bound(DIFF2, "diff2-gd, Thm 4.3", "trusted", GRADIENT, "(L G d)^(2/3) / (n N eps)^(4/3)", diff2_optimum,
           (ENOUGH,)),
     Bound(DIFF2, "diff2-bvr-l-sgd, Thm 5.3", "trusted", GRADIENT, "the same, in fewer rounds", diff2_optimum,
-          (ENOUGH, SMALL_LOCAL_BATCH)),
+          (ENOUGH, *SMALL_LOCAL_BATCH)),
     Bound(DIFF2, "diff2-bvr-l-sgd, Thm F.4", "trusted", GRADIENT,
-          "(L/K + tau + L/sqrt(K b) + L sqrt(d)/(sqrt(K eps) b)) / R + L sqrt(d)/(n eps sqrt(N R)) + as 5.3", bvr,
-          (ENOUGH, SMALL_LOCAL_BATCH)),
+          "(L/K + tau + L/sqrt(K b) + L sqrt(d)/(sqrt(K eps) b)) / R + L sqrt(d)/(n eps sqrt(N R)) + as 5.3; "
+          "L/sqrt(K b) is the proof's, the statement has L/(sqrt(K) b)", bvr,
+          (ENOUGH, *SMALL_LOCAL_BATCH)),
     Bound(DIFF2, "dp-gd, Remark 4.4", "trusted", GRADIENT, "sqrt(L) G sqrt(d) / (n N eps)",
           lambda c: math.sqrt(c.L * c.d) * c.G / (c.n * c.silos * c.epsilon)),
     Bound(SOTERIA, "cdp-sgd, Thm 1; soteria-svrg and -saga, Cor. 2 and 3", "untrusted", GRADIENT,
@@ -186,7 +203,8 @@ UPPER = [
           lambda c: psgm_local(c) + psgm_server(c), ALL_MESSAGES),
     Bound(PSGM, "mb-psgm, Thm A.3", "shuffled", GRADIENT,
           "L/R + (L G / (N B))^(2/3) + G^2/(N B R) + (1 + l + l^(1/3)) (d L G)^(2/3) / (N n eps)^(4/3) "
-          "+ d G^2 / (N n eps)^2, l = N n eps / sqrt(R d N B), B = batch",
+          "+ d G^2 / (N n eps)^2, l = N n eps / sqrt(R d N B), B = batch; "
+          "l is Thm 4.2's and its proof's, the statement has l^2",
           lambda c: GAP * c.L / c.options.rounds + psgm_batches(c), BATCHES),
     Bound(PSGM, "ce-psgm, Thm 4.2", "shuffled", GRADIENT, "A.2's part of local steps + all of A.3 but L/R, B = K b",
           lambda c: psgm_local(c) + psgm_batches(c), LOCAL_BATCHES),

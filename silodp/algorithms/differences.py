@@ -292,7 +292,7 @@ THM_5_3 = (
     *THM_4_3, LOCAL,
     step("1/(K zeta)", lambda c: 1 / (c.steps * heterogeneity(c))),
     step("sqrt(b/K)/L", lambda c: math.sqrt((c.options.batch_local or c.n) / c.steps) / c.L),
-    SMALL_LOCAL_BATCH,
+    *SMALL_LOCAL_BATCH,
 )  # fmt: skip
 
 CLIPS = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}

@@ -122,10 +122,31 @@ ENOUGH = at_least(
     lambda c: c.n * c.silos,
     lambda c: c.G**2 * math.sqrt(c.d) / (c.L * c.epsilon),
 )
-SMALL_LOCAL_BATCH = at_least(
-    "batch_local <= n / (2 e alpha), alpha the order of Prop. 5.1",
-    lambda c: c.n / (2 * math.e * (1 + math.ceil(2 * math.log(1 / c.privacy.delta) / c.epsilon))),
-    lambda c: c.options.batch_local or c.n,
+EVERYBODY: Condition = ("all silos in every round", lambda c: c.facts.everyone)
+
+
+def order(c: Choice) -> int:
+    """alpha of Prop. 5.1."""
+    return 1 + math.ceil(2 * math.log(1 / c.privacy.delta) / c.epsilon)
+
+
+def local_variance(c: Choice) -> float:
+    """sigma3^2 of Prop. 5.1, with constant 1."""
+    local = c.options.batch_local or c.n
+    return max(c.steps * c.options.rounds / (c.silos * (c.n * c.epsilon) ** 2), 1 / (local**2 * c.epsilon))
+
+
+SMALL_LOCAL_BATCH = (
+    at_least(
+        "batch_local <= n / (2 e alpha), alpha the order of Prop. 5.1",
+        lambda c: c.n / (2 * math.e * order(c)),
+        lambda c: c.options.batch_local or c.n,
+    ),
+    at_least(
+        "batch_local <= (4 n / (alpha sigma3^2))^(1/3)",
+        lambda c: (4 * c.n / (order(c) * local_variance(c))) ** (1 / 3),
+        lambda c: c.options.batch_local or c.n,
+    ),
 )
 
 
