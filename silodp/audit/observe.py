@@ -219,7 +219,8 @@ def compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[
 
 def simulated(facts: tuple[Any, ...], ends: Ends, channel: Any) -> WatchedSimulation:
     problem, setting, round = facts
-    return WatchedSimulation(problem.objective, channel, problem.silos, problem.participation, setting.key, round, ends)
+    answering = problem.participation, setting.key, round, ends, problem.same_silos
+    return WatchedSimulation(problem.objective, channel, problem.silos, *answering)
 
 
 def ask_everyone(facts: tuple[Any, ...], ends: Ends, query: Any, public: tuple[Array, ...]) -> tuple[Any, ...]:
