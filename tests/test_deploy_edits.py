@@ -13,14 +13,14 @@ from silodp.cli import app
 from silodp.deploy import approval
 from silodp.deploy.chain import linked
 from silodp.deploy.guard import Guard, total_with
-from silodp.deploy.ledger import Ledger
+from silodp.deploy.ledger import Closed, Ledger
 from silodp.deploy.policy import read_policy
-from silodp.deploy.signing import canonical
+from silodp.deploy.signing import canonical, fingerprint_of
 from silodp.deploy.wire import decode, encode
 from silodp.errors import ConfigError
 from tests.guards import X0, Federation, asked, first_answers
 
-RUN = "00" * 16
+RUN, PLAN = "00" * 16, fingerprint_of(b"{}")
 
 
 @pytest.fixture
@@ -41,6 +41,7 @@ def lines(count: int, **others: Any) -> list[dict[str, Any]]:
     return [{"stream": "value", "count": count, "multiplier": 2.0} | others]
 
 
+APPROVED = {"kind": "approve", "run": "other", "plan": "a third"}
 BEGUN = {"kind": "begin", "run": RUN, "plan": "plan", "reserved": []}
 ENDED = {"kind": "close", "run": RUN, "counted": []}
 GIVEN = {"kind": "answer", "run": RUN, "key": "ask 2/value", "question": ""}
@@ -65,13 +66,27 @@ APPENDED: dict[str, tuple[str, list[Any]]] = {
     "a count that is none": ("not the one that was written", [GIVEN | {"counted": 5}]),
     "an answer to nothing": ("not the one that was written", [{"kind": "answer", "run": RUN}]),
     "no event": ("not the one that was written", [{}]),
+    "a kind that there is not": ("not the one that was written", [{"kind": "padding"}]),
+    "nothing is revoked": ("not the one that was written", [{"kind": "revoke", "plan": "x"}]),
+    "a second plan of a run": ("a second plan is approved", [APPROVED, APPROVED | {"plan": "other"}]),
+    "a run that nobody approved": ("without an approval", [BEGUN | {"run": "other"}]),
+    "a run of another's approval": ("without an approval", [BEGUN | {"run": "other", "plan": "plan"}]),
+    "a run that was revoked": (
+        "without an approval",
+        [APPROVED | {"plan": "x"}, {"kind": "revoke", "plan": "x"}, BEGUN | {"run": "other", "plan": "x"}],
+    ),
+    "no question": ("'nonsense' is no question", [GIVEN | {"key": "nonsense", "counted": lines(2)}]),
+    "a question without a count": ("does not say what it counts", [GIVEN]),
 }
 
 
 def test_entries_that_no_guard_writes_are_found(tmp_path):
     """They are linked as they should be, and the rows say what they say."""
-    book = Ledger(tmp_path / "ledger.db", tmp_path / "counter")
-    book.begin(RUN, "plan", lines(3), {})
+    book = Ledger(tmp_path / "ledger.db", tmp_path / "counter", approved=True)
+    with pytest.raises(Closed, match="approval does not stand"):
+        book.begin(RUN, PLAN, lines(3), {})
+    book.approve(PLAN, RUN, b"{}")
+    book.begin(RUN, PLAN, lines(3), {})
     for r in range(2):
         event = {"kind": "answer", "run": RUN, "key": f"ask {r}/value", "question": "", "counted": lines(r + 1)}
         with book.event(event):

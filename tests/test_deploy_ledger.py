@@ -16,6 +16,7 @@ from silodp.deploy.blobs import LARGE
 from silodp.deploy.chain import Head, digest_of
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.remote import Echoes, Remote
+from silodp.deploy.signing import fingerprint_of
 from silodp.deploy.vouch import Vouch
 from silodp.deploy.wire import encode
 from silodp.errors import ConfigError, Refused
@@ -302,10 +303,12 @@ def test_other_sites_notice_in_the_next_run_that_a_folder_was_put_back(sites):
 
 def document_of_an_earlier_run(sites: Federation, ledger: Ledger, peers: dict[str, Head]) -> str:
     """In which these entries of others were seen."""
-    ledger.begin(RUN, "plan", [], {})
-    event = {"kind": "answer", "run": RUN, "key": "ask", "question": "", "peers": digest_of(peers)}
+    plan = fingerprint_of(b"{}")
+    ledger.approve(plan, RUN, b"{}")
+    ledger.begin(RUN, plan, [], {})
+    event = {"kind": "answer", "run": RUN, "key": "ask 0/value", "question": "", "peers": digest_of(peers)}
     with ledger.event(event):
-        ledger.add_answer(RUN, "ask", b"", b"", [], {}, 0.0)
+        ledger.add_answer(RUN, "ask 0/value", b"", b"", [], {}, 0.0)
         ledger.note_peers(peers)
     ledger.finish(RUN)
     return RUN

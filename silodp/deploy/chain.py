@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from silodp.deploy.signing import canonical, fingerprint_of
 
 FIRST = hashlib.sha256(b"silodp ledger 1|").hexdigest()
+ANSWERED = re.compile(r"keys|start|leave .+|(ask|local|shuffle) \d+/.+|sum \d+/.+/.+", re.DOTALL)  # keys of answers
 Event = Mapping[str, Any]
 
 
@@ -87,10 +89,17 @@ def by_stream(lines: Lines) -> dict[str, tuple[int, dict[str, Any]]]:
     return {line["stream"]: (line["count"], {k: v for k, v in line.items() if k != "count"}) for line in lines}
 
 
+KINDS = ("approve", "revoke", "begin", "answer", "close")
+
+
 @dataclass
 class Retold:
-    """All that the entries say. One that no guard writes after those before it is a problem, and changes nothing."""
+    """All that the entries say. One that no guard writes after those before it is a problem, and changes nothing.
 
+    `approved`: every run has to be approved before, as those of guards are.
+    """
+
+    approved: bool = False
     runs: dict[str, Told] = field(default_factory=dict)
     approvals: dict[str, tuple[str, bool]] = field(default_factory=dict)  # run, and whether it stands
     questions: dict[tuple[str, str], str] = field(default_factory=dict)  # by run and key
@@ -101,15 +110,30 @@ class Retold:
         kind, run, plan = event["kind"], event.get("run", ""), event.get("plan", "")
         told = self.runs.get(run)
         if kind == "approve":
-            self.approvals[plan] = run, True
-        elif kind == "revoke" and plan in self.approvals:
-            self.approvals[plan] = self.approvals[plan][0], False
+            self._approve(run, plan)
+        elif kind == "revoke":
+            self._revoke(plan)
         elif kind == "begin" and self._follows(told is None, run, "it begins twice"):
+            stands = self.approvals.get(plan) == (run, True)
+            self._follows(stands or not self.approved, run, "it begins without an approval that stands")
             self.runs[run] = Told(plan, event["reserved"], state=event.get("state", {}))
         elif kind in ("answer", "close") and self._follows(told is not None, run, f"no {kind} can come before it"):
             assert told is not None
             if self._follows(not told.closed, run, f"no {kind} can come after its end"):
                 self._answer(told, run, event) if kind == "answer" else self._close(told, run, event)
+        elif kind not in KINDS:
+            raise ValueError("a kind that no guard writes")
+
+    def _approve(self, run: str, plan: str) -> None:
+        others = {other for other, (its, _) in self.approvals.items() if its == run} - {plan}
+        if self._follows(not others, run, "a second plan is approved under its number"):
+            self.approvals[plan] = run, True
+
+    def _revoke(self, plan: str) -> None:
+        """Twice is harmless: two operators may have done it at once."""
+        if plan not in self.approvals:
+            raise ValueError("nothing to revoke")
+        self.approvals[plan] = self.approvals[plan][0], False
 
     def _follows(self, right: bool, run: str, wrong: str) -> bool:
         if not right:
@@ -118,6 +142,8 @@ class Retold:
 
     def _answer(self, told: Told, run: str, event: Event) -> None:
         key, counted = event["key"], event.get("counted", [])  # a shuffler counts nothing, and has no state
+        self._follows(ANSWERED.fullmatch(key) is not None, run, f"{key!r} is no question")
+        self._follows("counted" in event or not told.reservation, run, f"{key} does not say what it counts")
         if self._follows((run, key) not in self.questions, run, f"{key} is answered twice"):
             self.questions[run, key] = event["question"]
         if self._follows(told.may_count(counted), run, f"{key} counts less than was released, or other noise"):
@@ -155,9 +181,9 @@ def differing(row: Told | None, told: Told | None) -> list[str]:
     return [name for part, name in parts.items() if getattr(row, part) != getattr(told, part)]
 
 
-def retold(rows: Iterable[tuple[int, str, str]]) -> Retold:
+def retold(rows: Iterable[tuple[int, str, str]], approved: bool = False) -> Retold:
     """What the entries say, from their numbers, texts and links."""
-    told, last = Retold(), Head(0, FIRST)
+    told, last = Retold(approved), Head(0, FIRST)
     for seq, text, head in rows:
         try:
             event = json.loads(text)

@@ -74,9 +74,11 @@ class Edited(ConfigError):
 
 
 class Ledger(Book):
-    """One site's ledger. `counter`: the second file, best on another disk."""
+    """One site's ledger. `counter`: the second file, best on another disk. `approved`: a guard's, whose runs begin
+    with an approval that stands; on one machine nobody approves."""
 
-    def __init__(self, path: Path, counter: Path):
+    def __init__(self, path: Path, counter: Path, approved: bool = False):
+        self.needs_approval = approved
         self.blobs = Blobs(path.with_name("blobs"))
         self.swept = False  # whether every file beside it is named by a row
         super().__init__(path, counter, TABLES)
@@ -100,9 +102,12 @@ class Ledger(Book):
     # --- approvals ----------------------------------------------------------------------------------------
 
     def approve(self, fingerprint: str, run: str, document: bytes) -> None:
-        if self._one("select 1 from approval where run = ? and fingerprint <> ?", run, fingerprint):
-            raise ConfigError(f"run {run}: another plan was approved under this number; ask for a new proposal")
-        with self.event({"kind": "approve", "run": run, "plan": fingerprint}):
+        def approving() -> Event:
+            if self._one("select 1 from approval where run = ? and fingerprint <> ?", run, fingerprint):
+                raise ConfigError(f"run {run}: another plan was approved under this number; ask for a new proposal")
+            return {"kind": "approve", "run": run, "plan": fingerprint}
+
+        with self.event(approving):
             row = (fingerprint, run, document, time.time(), None)
             self.db.execute("insert or replace into approval values(?, ?, ?, ?, ?)", row)
 
@@ -126,9 +131,15 @@ class Ledger(Book):
     # --- runs ---------------------------------------------------------------------------------------------
 
     def begin(self, run: str, fingerprint: str, reserved: list[dict[str, Any]], state: Mapping[str, bytes]) -> None:
-        """Reserve the whole plan before anything is computed."""
-        event = {"kind": "begin", "run": run, "plan": fingerprint, "reserved": reserved, "state": self.digests(state)}
-        with self.event(event):
+        """Reserve the whole plan before anything is computed. The operator may have revoked it meanwhile."""
+
+        def beginning() -> Event:
+            if self.needs_approval and not self.approved(fingerprint):
+                raise Closed(f"run {run}: its approval does not stand")
+            state_told = self.digests(state)
+            return {"kind": "begin", "run": run, "plan": fingerprint, "reserved": reserved, "state": state_told}
+
+        with self.event(beginning):
             row = (run, fingerprint, time.time(), json.dumps(reserved), "[]", None, 0.0)
             self.db.execute("insert into run values(?, ?, ?, ?, ?, ?, ?)", row)
             self._put_state(run, state)
@@ -257,7 +268,8 @@ class Ledger(Book):
         """Entries that are not those that were written, and rows that are not what the entries say."""
         self.db.execute("savepoint reading")  # all that is read is of one moment
         try:
-            told = retold(self.db.execute("select seq, event, head from chain order by seq"))
+            entries = self.db.execute("select seq, event, head from chain order by seq")
+            told = retold(entries, self.needs_approval)
             return told.problems + self._differing(told)
         finally:
             self.db.execute("release reading")

@@ -29,7 +29,7 @@ HELLO = "hello"  # asks whether anybody is there, and is answered by the same
 
 
 def open_ledger(folder: Path) -> Ledger:
-    return Ledger(folder / "ledger.db", folder / operators_file(folder).counter)
+    return Ledger(folder / "ledger.db", folder / operators_file(folder).counter, approved=True)
 
 
 class Office:
