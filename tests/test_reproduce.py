@@ -23,7 +23,7 @@ from silodp.reproduce.claims import Judgement, judgements, p_value
 from silodp.reproduce.driver import compact, load_results, reproduce, write_docs
 from silodp.reproduce.experiment import Experiment, Line, Metric, Published, changed, thinned
 from silodp.reproduce.report import Cell, Row, judged, rows_of
-from silodp.reproduce.summary import claims_told, miss, overview, verdict
+from silodp.reproduce.summary import chosen_apart, claims_told, miss, overview, published_once, verdict
 from silodp.reproduce.text import across_levels, as_markdown
 from silodp.reproduce.units import run_unit
 from silodp.run.progress import silent
@@ -348,7 +348,7 @@ def test_places_where_the_better_side_is_another_algorithm_are_told_apart():
     claim = {"text": "A wins", "better": ["A"], "than": ["B"], "unless": {"algorithm.restart": 1}}
     better, worse = run_with([0.1, 0.11, 0.13], [0.5, 0.5, 0.51]), run_with([0.2, 0.21, 0.22], [0.6, 0.6, 0.62])
 
-    def told(*restarts):
+    def told(*restarts, by=claims_told):
         panels = [f"p{i}" for i in range(len(restarts))]
         results = {(panel, "B", "exact"): worse for panel in panels}
         for panel, restart in zip(panels, restarts, strict=True):
@@ -356,10 +356,22 @@ def test_places_where_the_better_side_is_another_algorithm_are_told_apart():
             results[panel, "A", "exact"] = {"line": "A", "levels": [level]}
         shown = [{"name": panel} for panel in panels]
         experiment = small(lines=lines, panels=shown, claims=[claim], published=[], levels=None)
-        return claims_told([(experiment, results)])
+        return by([(experiment, results)])
 
     assert "holds in 2 of 2 places (1 of these 2 and 1 of all 2 at restart 1; p < 0.05 in 2 of 2" in told(1, 4)
     assert "0 of these 1 and 0 of all 1 at restart 1" in told(2)
+    apart = "The search chose restart 1 for A in 1 of 3 places. In the other 2, A by itself beats B in 2 (exact noise)."
+    assert told(4, 1, 2, by=chosen_apart) == apart
+
+
+def test_a_number_that_the_paper_prints_twice_counts_once(done):
+    experiment, results, _ = done
+    other = experiment.model_copy(update={"name": "other"})
+    once = published_once([(experiment, results)])
+    assert once and published_once([(experiment, results), (other, results)]) == once
+    moved = [p.model_copy(update={"value": p.value + 1}) for p in experiment.published]
+    other = other.model_copy(update={"published": moved})
+    assert len(published_once([(experiment, results), (other, results)])) == 2 * len(once)
 
 
 def test_claims_judged_again_are_not_counted_twice():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from silodp.reproduce.claims import Judgement, judgements, setting_words, told_apart
+from silodp.reproduce.claims import Judgement, judge, judgements, setting_words, told_apart
 from silodp.reproduce.experiment import Column, Experiment
 from silodp.reproduce.report import Results, Row, epsilon_claims, false_claims, rows_of
 from silodp.reproduce.text import as_markdown, minutes
@@ -161,7 +161,7 @@ def distinct(sections: Sequence[Section]) -> list[Section]:
 
 def values_told(sections: Sequence[Section]) -> str:
     """How the published values fare, in one sentence for each way of running the lines."""
-    named = [(section[0].name, row) for section in sections for row in rows_of(*section) if row.published is not None]
+    named = published_once(sections)
     if not named:
         return "The paper prints no values."
     rows = [row for _, row in named]
@@ -169,7 +169,7 @@ def values_told(sections: Sequence[Section]) -> str:
     ours = [row.verdict for row in rows if row.verdict]
     reached = [row.beaten for row in rows if row.beaten is not None]
     alike = [row.beaten_alike for row in rows if row.beaten_alike is not None]
-    told = [f"The paper has {len(rows)} values (those that two figures share are counted once)."]
+    told = [f"The paper has {len(rows)} values (those that two figures or tables share are counted once)."]
     if authors:
         near, missed = (
             authors.count("within the seeds' spread"),
@@ -191,6 +191,17 @@ def values_told(sections: Sequence[Section]) -> str:
         f"The best of silodp at the claimed epsilon is at least as good as {sum(reached)} of {len(reached)}{own}."
     )
     return " ".join(told)
+
+
+def published_once(sections: Sequence[Section]) -> list[tuple[str, Row]]:
+    """Rows with a published value, by the figure; a number that the paper prints twice counts where it stands first."""
+    found: dict[tuple[object, ...], tuple[str, Row]] = {}
+    for section in sections:
+        for row in rows_of(*section):
+            if row.published is not None:
+                place = (row.panel, row.level, row.line, row.metric.label, row.published)
+                found.setdefault(place, (section[0].name, row))
+    return list(found.values())
 
 
 def miss(figure: str, row: Row) -> str:
@@ -231,8 +242,24 @@ def chosen_apart(sections: Sequence[Section]) -> str:
                     own |= {(experiment.name, panel, i): unless.items() <= s.items() for i, s in enumerate(settings)}
     return " ".join(
         f"The search chose {words} for {line} in {sum(places.values())} of {len(places)} places."
+        f"{elsewhere(sections, line)}"
         for (line, words), places in found.items()
     )
+
+
+def elsewhere(sections: Sequence[Section], line: str) -> str:
+    """How a line fares by itself where it is the algorithm that its name says."""
+    won: dict[str, list[bool]] = {}
+    for experiment, results in sections:
+        for claim in (claim for claim in experiment.claims if claim.unless and line in claim.better):
+            judged = judge(experiment, results, claim.model_copy(update={"better": [line]}), "exact")
+            kept = [gain > 0 for gain, apart in zip(judged.gains, judged.apart, strict=True) if not apart]
+            won.setdefault(" and ".join(claim.than), []).extend(kept)
+    places = max((len(each) for each in won.values()), default=0)
+    if not places:
+        return ""
+    beaten = " and ".join(f"{than} in {sum(each)}" for than, each in won.items())
+    return f" In the other {places}, {line} by itself beats {beaten} (exact noise)."
 
 
 def counted(judged: Sequence[Judgement] | None) -> str:

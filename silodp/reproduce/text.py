@@ -131,7 +131,9 @@ def epsilon_lines(results: Results) -> list[str]:
     wrong = false_claims(results)
     if not wrong:
         return []
-    places = "; ".join(f"{panel}, {line}: claims {claimed:g}, is {true:.3g}" for panel, line, claimed, true in wrong)
+    places = "; ".join(
+        f"{panel}, {line}: claims {claimed:g}, is {rounded_up(true, 3)}" for panel, line, claimed, true in wrong
+    )
     return [f"The paper's noise does not give its epsilon in {len(wrong)} places: {places}."]
 
 
