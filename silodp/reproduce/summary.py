@@ -235,10 +235,11 @@ def chosen_apart(sections: Sequence[Section]) -> str:
     for experiment, results in sections:
         sides = [(claim.unless, name) for claim in experiment.claims if claim.unless for name in claim.better]
         for unless, name in sides:
-            for (panel, line, column), result in results.items():
+            runs = {panel: r for (panel, line, column), r in results.items() if (line, column) == (name, "exact")}
+            for panel, result in runs.items():
                 settings = [level["setting"] for level in result["levels"]]
-                if (line, column) == (name, "exact") and unless.keys() <= settings[0].keys():
-                    own = found.setdefault((line, setting_words(unless)), {})
+                if unless.keys() <= settings[0].keys():
+                    own = found.setdefault((name, setting_words(unless)), {})
                     own |= {(experiment.name, panel, i): unless.items() <= s.items() for i, s in enumerate(settings)}
     return " ".join(
         f"The search chose {words} for {line} in {sum(places.values())} of {len(places)} places."
