@@ -107,13 +107,13 @@ class Targets:
         assert decode(self.sites.rpc("north", encode(opening, {})))[0]["kind"] == "ready"
         ask = {"kind": "ask", "run": self.document.run, "query": "value", "round": 0}
         start, keys = {"kind": "start", "run": self.document.run}, {"kind": "keys", "keys": ["00"], "signatures": []}
-        ending = {"kind": "certificate", "run": self.document.run, "model": "00"}
+        ending = {"kind": "certificate", "run": self.document.run, "model": "00" * 32}
         self.headers = [opening, ask, start, keys, ending, {"kind": "leave", "stage": "whiten", "run": ask["run"]}]
         setup = {"plan": self.document.tree["plan"], "index": 0, "seed": None, "shuffler": None}
         folder = self.sites.folders["north"]
         self.silo: SiloServer | None = SiloServer(setup, read_records(read_policy(folder), folder).named())
         guard, facts = self.sites.guard("north"), self.sites.roster[0]["body"]
-        certificate = certificate_of(guard.policy, guard.key, guard.ledger, self.document, "00")["body"]
+        certificate = certificate_of(guard.policy, guard.key, guard.ledger, self.document, "00" * 32)["body"]
         self.told: list[tuple[str, Any, Callable[[Any], Any]]] = [
             ("facts", facts, told_facts),
             ("certificate", certificate, lambda tree: verified([tree])),

@@ -137,7 +137,7 @@ def test_no_command_imports_what_a_plan_names(tmp_path, monkeypatch):
     sites, plan, signed = Federation(tmp_path), tmp_path / "plan.json", tmp_path / "signed.json"
     document = sites.document()
     sites.open("north", document, sites.approve(document))
-    asked = {"kind": "certificate", "run": document.run, "model": "00"}
+    asked = {"kind": "certificate", "run": document.run, "model": "00" * 32}
     signed.write_text(json.dumps([sites.ask("north", asked)[0]["certificate"]]))
     sites.close()
     plan.write_text(json.dumps(edited(sites, put(*CONFIG, "model", "kind", "this:x"))))

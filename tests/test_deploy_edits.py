@@ -75,6 +75,7 @@ APPENDED: dict[str, tuple[str, list[Any]]] = {
         "without an approval",
         [APPROVED | {"plan": "x"}, {"kind": "revoke", "plan": "x"}, BEGUN | {"run": "other", "plan": "x"}],
     ),
+    "a model before the end": ("certified before its end", [{"kind": "certify", "run": RUN, "model": "00"}]),
     "no question": ("'nonsense' is no question", [GIVEN | {"key": "nonsense", "counted": lines(2)}]),
     "a question without a count": ("does not say what it counts", [GIVEN]),
 }

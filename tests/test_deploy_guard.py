@@ -260,6 +260,27 @@ def test_runs_add_up_by_the_accountant_and_closing_frees_what_was_not_used(sites
     assert 3 <= len(ledger.runs()) <= 6
 
 
+def test_what_a_certificate_tells_the_server(sites):
+    """No total where the operator tells none, and one model for good."""
+    file = sites.folders["north"] / "guard.toml"
+    file.write_text(file.read_text().replace("[data]", "tell_budget = false\n[data]"))
+    document, one, other = sites.document(), "0a" * 32, "0b" * 32
+    sites.open("north", document, sites.approve(document))
+    asked = lambda model: sites.ask("north", {"kind": "certificate", "run": document.run, "model": model})[0]
+    for model in ("A" * 64, "0a", "\x1b[2J" + "0" * 60, 5, [one]):
+        assert asked(model)["code"] == "model" and sites.guard("north").ledger.run(document.run).closed is None
+    told = asked(one)["certificate"]
+    assert [told["body"][name] for name in ("total_epsilon", "total_delta", "runs")] == [None] * 3
+    assert "its total over all runs is not told" in verified([told])[0]
+    half = sites.keys["north"].signed("certificate", told["body"] | {"runs": 3})
+    with pytest.raises(Refused, match="a part of its total"):
+        verified([half])
+    assert asked(other)["code"] == "model" and asked(one)["certificate"]["body"]["model"] == one
+    sites.end("north")
+    assert asked(other)["code"] == "model" and asked(None)["certificate"]["body"]["model"] is None
+    assert sites.guard("north").ledger.verify() == []
+
+
 def all_released(ledger: Ledger, document: Document) -> None:
     """As if every question had been answered."""
     run = ledger.run(document.run)

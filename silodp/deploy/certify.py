@@ -31,6 +31,7 @@ FIRST_YEAR = 1970  # of any computer's clock
 HASH = re.compile(r"[0-9a-f]{64}")
 NEEDED = 3  # entries of a run beside its answers: approved, begun, closed
 CERTIFICATE, SHUFFLED = "certificate", "shuffled"
+TOTAL = ("total_epsilon", "total_delta", "runs")  # of all runs on these records; a site may keep it for itself
 MOST_LINES = 500  # that are recounted where no plan says how many there are: each takes a part of a second
 MOST_DELTA = 1e-2  # of a site's total: no policy has more
 _text = lambda told: isinstance(told, str)
@@ -39,6 +40,7 @@ _number = lambda told: type(told) in (int, float) and 0 <= told < math.inf
 _table = lambda told: isinstance(told, dict)
 _head = lambda told: isinstance(told, list) and len(told) == 2 and _count(told[0]) and _text(told[1])
 _delta = lambda told: _number(told) and 0 < told < 1
+_or_none = lambda form: lambda told: told is None or form(told)
 
 
 def _date(told: Any) -> bool:
@@ -51,10 +53,11 @@ def _date(told: Any) -> bool:
 Form = dict[str, Callable[[Any], bool]]
 SHARED: Form = {"site": _text, "run": _text, "plan": _text, "ledger": _head, "date": _date, "versions": _table}
 TOLD: Form = SHARED | {  # what stands in a certificate; a hostile site signs anything
-    "epsilon": _number, "delta": _delta, "total_epsilon": _number, "total_delta": _delta, "runs": _count,
+    "epsilon": _number, "delta": _delta,
+    "total_epsilon": _or_none(_number), "total_delta": _or_none(_delta), "runs": _or_none(_count),
     "releases": lambda told: isinstance(told, list), "sees": _text,
-    "collusion": lambda told: told is None or (_table(told) and all(_number(each) for each in told.values())),
-    "model": lambda told: told is None or _text(told),
+    "collusion": _or_none(lambda told: _table(told) and all(_number(each) for each in told.values())),
+    "model": _or_none(lambda told: is_hash(told)),
 }  # fmt: skip
 SHUFFLER_TOLD: Form = SHARED | {"batches": _count}
 
@@ -63,8 +66,13 @@ def fits(body: Mapping[str, Any], form: Form) -> bool:
     return body.keys() == form.keys() and all(check(body[name]) for name, check in form.items())
 
 
-def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document, model: Any) -> dict[str, Any]:
-    """What was counted here, and what it comes to. `model`: the hash that the server tells."""
+def is_hash(told: Any) -> bool:
+    return _text(told) and HASH.fullmatch(told) is not None
+
+
+def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document, model: str | None) -> dict[str, Any]:
+    """What was counted here, and what it comes to. `model`: the hash that the server tells. The total over all runs is
+    left out where the server may not know it."""
     found = ledger.run(document.run)
     assert found is not None
     plan, index, own = document.plan, document.sites.index(policy.site), read(found.counted)
@@ -79,10 +87,10 @@ def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document,
         "releases": [marked(line, plan) for line in found.counted],
         "sees": plan.channel.sees,
         "collusion": plan.if_others_collude(index, own, delta),
-        "model": str(model) if model is not None else None,
-        "total_epsilon": epsilon_over(runs, policy.limits.total_delta),
-        "total_delta": policy.limits.total_delta,
-        "runs": len(runs),
+        "model": model,
+        "total_epsilon": epsilon_over(runs, policy.limits.total_delta) if policy.tell_budget else None,
+        "total_delta": policy.limits.total_delta if policy.tell_budget else None,
+        "runs": len(runs) if policy.tell_budget else None,
         "ledger": list(ledger.head),
         "date": time.strftime(DATE, time.gmtime()),
         "versions": dict(document.tree["versions"]),
@@ -163,18 +171,34 @@ def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[
     try:
         if document is not None:
             check_planned(body, document)
-        recounted, total = recounted_epsilon(body["releases"], body["delta"]), total_of_run(body)
+        recounted = recounted_epsilon(body["releases"], body["delta"])
+        total = total_of_run(body) if tells_total(body) else None
     except Refused:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
         raise Refused(f"certificate of {site}: its releases are none") from None
     if body["epsilon"] < recounted * (1 - 1e-6):
         raise Refused(f"certificate of {site}: its releases come to epsilon {rounded_up(recounted)}")
+    if total is not None:
+        check_total(body, total)
+    return body, key
+
+
+def tells_total(body: Mapping[str, Any]) -> bool:
+    """Whether it says what was spent over all runs: all of it, or nothing."""
+    told = {body[name] is not None for name in TOTAL}
+    if len(told) > 1:
+        raise Refused(f"certificate of {plain(body['site'])}: it says a part of its total, and hides the rest")
+    return told.pop()
+
+
+def check_total(body: Mapping[str, Any], total: float) -> None:
+    """`total`: this run's part of it."""
+    site = plain(body["site"])
     if body["runs"] < 1 or body["total_epsilon"] < total * (1 - 1e-4):
         raise Refused(f"certificate of {site}: over all runs it says less than this run's {rounded_up(total)}")
     if body["total_delta"] >= MOST_DELTA or (body["runs"] == 1 and body["total_epsilon"] > total * (1 + 1e-4)):
         raise Refused(f"certificate of {site}: its total is not that of its one run, or at a delta that no site allows")
-    return body, key
 
 
 def total_of_run(body: Mapping[str, Any]) -> float:
@@ -224,9 +248,11 @@ def same_levels(told: Mapping[str, float] | None, left: Mapping[str, float] | No
 
 def said(body: Mapping[str, Any], key: str) -> str:
     promise = f"({rounded_up(body['epsilon'])}, {rounded_up(body['delta'])})-DP in this run"
-    runs = several(body["runs"], "run")
-    total = f"{rounded_up(body['total_epsilon'])} over {runs} at delta {body['total_delta']:g}"
-    return f"{plain(body['site'])}: {promise}, epsilon {total}; key {words(key)[:40]}..."
+    total = "its total over all runs is not told"
+    if tells_total(body):
+        over = f"over {several(body['runs'], 'run')} at delta {body['total_delta']:g}"
+        total = f"epsilon {rounded_up(body['total_epsilon'])} {over}"
+    return f"{plain(body['site'])}: {promise}, {total}; key {words(key)[:40]}..."
 
 
 def is_shufflers(statement: Any) -> bool:
@@ -259,5 +285,5 @@ def check_shuffled(body: Mapping[str, Any], key: str, document: Document) -> Non
 
 def check_ledger(what: str, head: Sequence[Any], answers: int) -> None:
     """The last entry of a ledger that a run with so many answers has ended in."""
-    if head[0] < NEEDED + answers or not HASH.fullmatch(head[1]):
+    if head[0] < NEEDED + answers or not is_hash(head[1]):
         raise Refused(f"{what}: its ledger is shorter than this run, or its last entry is none")

@@ -89,7 +89,8 @@ def by_stream(lines: Lines) -> dict[str, tuple[int, dict[str, Any]]]:
     return {line["stream"]: (line["count"], {k: v for k, v in line.items() if k != "count"}) for line in lines}
 
 
-KINDS = ("approve", "revoke", "begin", "answer", "close")
+CERTIFY = "certify"
+KINDS = ("approve", "revoke", "begin", "answer", "close", CERTIFY)
 
 
 @dataclass
@@ -102,6 +103,7 @@ class Retold:
     approved: bool = False
     runs: dict[str, Told] = field(default_factory=dict)
     approvals: dict[str, tuple[str, bool]] = field(default_factory=dict)  # run, and whether it stands
+    models: dict[str, str] = field(default_factory=dict)  # that certificates name, by run
     questions: dict[tuple[str, str], str] = field(default_factory=dict)  # by run and key
     peers: str | None = None  # the digest of what is known of others' ledgers; None: it was never told
     problems: list[str] = field(default_factory=list)
@@ -121,6 +123,9 @@ class Retold:
             assert told is not None
             if self._follows(not told.closed, run, f"no {kind} can come after its end"):
                 self._answer(told, run, event) if kind == "answer" else self._close(told, run, event)
+        elif kind == CERTIFY and self._follows(told is not None and told.closed, run, "certified before its end"):
+            self._follows(run not in self.models, run, "certified twice")
+            self.models.setdefault(run, event["model"])
         elif kind not in KINDS:
             raise ValueError("a kind that no guard writes")
 

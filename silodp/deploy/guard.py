@@ -17,7 +17,7 @@ from typing import Any
 
 from silodp.deploy import policy as rules
 from silodp.deploy import signing
-from silodp.deploy.certify import certificate_of
+from silodp.deploy.certify import certificate_of, is_hash
 from silodp.deploy.desk import Desk
 from silodp.deploy.document import Document, versions
 from silodp.deploy.ledger import Ledger
@@ -135,14 +135,19 @@ class Guard(Office):
     def _certificate(self, header: Mapping[str, Any]) -> bytes:
         """The run is over: no further answers, and a signed statement of what it was."""
         self.ledger.check_unedited()
-        run = str(header.get("run"))
+        run, model = str(header.get("run")), header.get("model")
         found, kept = self.ledger.run(run), self.ledger.document(run)
         if found is None or kept is None:
             raise Denied("run")
+        before = self.ledger.model(run)
+        if model is not None and (not is_hash(model) or before not in (None, model)):
+            raise Denied("model")
         if found.closed is None:
             self.ledger.finish(run)
             self.desk = None
-        signed = certificate_of(self.policy, self.key, self.ledger, self._document(kept.decode()), header.get("model"))
+        if model is not None and before is None:
+            self.ledger.certify(run, model)
+        signed = certificate_of(self.policy, self.key, self.ledger, self._document(kept.decode()), model)
         return encode({"kind": "certificate", "certificate": signed}, {})
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from silodp.deploy.blobs import Blobs
 from silodp.deploy.book import Book
-from silodp.deploy.chain import Event, Head, Retold, Told, digest_of, retold, sealed
+from silodp.deploy.chain import CERTIFY, Event, Head, Retold, Told, digest_of, retold, sealed
 from silodp.errors import ConfigError, Refused
 
 TABLES = """
@@ -168,6 +168,16 @@ class Ledger(Book):
             self.db.execute("delete from state where run = ?", (run,))
             self.db.execute("update answer set reply = null where run = ?", (run,))
             self.swept = False
+
+    def certify(self, run: str, model: str) -> None:
+        """The model that a run has ended in, by its hash: a certificate names no other one afterwards."""
+        with self.event({"kind": CERTIFY, "run": run, "model": model}):
+            pass
+
+    def model(self, run: str) -> str | None:
+        events = self.db.execute("select event from chain where event like ?", [f'%"{CERTIFY}"%']).fetchall()
+        told = [json.loads(text) for (text,) in events]
+        return next((e["model"] for e in told if e["kind"] == CERTIFY and e["run"] == run), None)
 
     def run(self, run: str) -> Run | None:
         return next((each for each in self.runs() if each.run == run), None)

@@ -63,7 +63,10 @@ class Policy(Section):
     relay_uid: int | None = Field(default=None, ge=0, description="user number of the relay; none: the guard's own")
     socket: str = Field(default=SOCKET, description="where the guard listens; outside, if the relay is another user")
     counter: str = Field(default="counter", description="second file of the ledger, best on another disk")
-    tell_budget: bool = Field(default=True, description="whether the server may know what is spent and left here")
+    tell_budget: bool = Field(
+        default=True,
+        description="whether the server may know what is spent and left here; false: certificates leave the total out",
+    )
     peers: dict[str, str] = Field(default={}, description="public keys of the other sites, by name")
     shufflers: dict[str, str] = Field(default={}, description="public keys of shufflers that may be used, by name")
 
@@ -156,6 +159,7 @@ SENTENCES = {
     "preprocess": "the plan prepares records beyond the schema, outside of the budget",
     "data": "this site's records are not those that the plan describes",
     "run": "this run has another plan, is closed, or is not known here",
+    "model": "this is no model's hash, or this run was certified for another model",
     "busy": "another run is open here; close it first",
     "cpu": "this run has used the computing time that this site allows",
     "question": "the silo's program refused this question; its operator can see why",

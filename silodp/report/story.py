@@ -146,7 +146,9 @@ def held(silo: Mapping[str, Any]) -> str:
     return f"{silo['records']:,}" + (f", {silo['held_out']:,} of them held out" if silo.get("held_out") else "")
 
 
-def over_runs(spent: Mapping[str, Any]) -> str:
+def over_runs(spent: Mapping[str, Any] | None) -> str:
+    if spent is None:
+        return "not told"
     return f"{rounded_up(spent['epsilon'])} in {several(spent['runs'], 'run')} at delta {rounded_up(spent['delta'])}"
 
 
