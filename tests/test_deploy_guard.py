@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
-from silodp.deploy import approval, server, signing
+from silodp.deploy import approval, server, setup, signing
 from silodp.deploy.certify import verified
 from silodp.deploy.checkpoints import CHECKPOINT
 from silodp.deploy.desk import question_of
@@ -279,6 +282,17 @@ def test_what_a_certificate_tells_the_server(sites):
     sites.end("north")
     assert asked(other)["code"] == "model" and asked(None)["certificate"]["body"]["model"] is None
     assert sites.guard("north").ledger.verify() == []
+
+
+def test_keys_that_are_trusted_at_once_are_all_noted(tmp_path, monkeypatch):
+    """Between reading and writing the file every program takes its time."""
+    file, keys = tmp_path / "guard.toml", {name: name[0] * 64 for name in ("south", "east", "west")}
+    file.write_text("[peers]\n")
+    write = setup.write_whole
+    monkeypatch.setattr(setup, "write_whole", lambda *given: (time.sleep(0.05), write(*given)))
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda name: setup.note_key(file, "peers", name, keys[name]), [*keys, "south"]))
+    assert tomllib.loads(file.read_text())["peers"] == keys
 
 
 def all_released(ledger: Ledger, document: Document) -> None:

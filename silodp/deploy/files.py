@@ -45,6 +45,20 @@ def alone_with(handle: int) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 
+@contextmanager
+def folder_alone(folder: Path) -> Iterator[None]:
+    """What is read and written again inside is changed by no other program meanwhile, if it asks for the same."""
+    if os.name == "nt":  # a folder cannot be opened there
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with alone_with(handle):
+            yield
+    finally:
+        os.close(handle)
+
+
 def sync_folder(folder: Path) -> None:
     """A new file's name is on the disk as well."""
     if os.name == "nt":  # a folder cannot be opened there

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from silodp.deploy.files import private_files, write_whole
+from silodp.deploy.files import folder_alone, private_files, write_whole
 from silodp.deploy.office import KEY
 from silodp.deploy.policy import NAME, SHUFFLER_NAME, read_policy
 from silodp.deploy.signing import SITE, Key, opened, words
@@ -154,8 +154,16 @@ def party_of(statement: Any) -> tuple[str, str, str]:
 
 
 def note_key(file: Path, table: str, site: str, key: str) -> None:
-    """A line more below the table's heading; an operator may have written the file in another way."""
-    text, line = file.read_text(encoding="utf-8"), f'"{site}" = "{key}"\n'
+    """A line more in the file as it is now: other programs that add to it wait."""
+    with folder_alone(file.parent):
+        text = file.read_text(encoding="utf-8")
+        if tomllib.loads(text).get(table, {}).get(site) != key:  # else another program was quicker
+            write_key(file, text, table, site, key)
+
+
+def write_key(file: Path, text: str, table: str, site: str, key: str) -> None:
+    """Below the table's heading; an operator may have written the file in another way."""
+    line = f'"{site}" = "{key}"\n'
     heading = re.search(rf"^\[{table}\][ \t]*(#.*)?\n", text, re.MULTILINE)
     if heading is None:
         text += f"\n[{table}]\n{line}"
