@@ -19,6 +19,7 @@ from silodp.algorithms.proofs import (
     ENOUGH,
     ENOUGH_MESSAGES,
     EVERYBODY,
+    MODEST,
     SMALL_LOCAL_BATCH,
     Condition,
     at_least,
@@ -124,7 +125,6 @@ def private_momentum(c: Choice) -> float:
     return momentum_scale(c) * (c.silos * c.n * c.epsilon) ** (2 / 3) / (c.d ** (1 / 3) * c.options.rounds)
 
 
-MODEST = small_epsilon("ln(1/delta)", lambda log: log)
 ALL_MESSAGES = (
     MODEST,
     at_least("N n >= ln(1/delta)/epsilon", lambda c: c.silos * c.n, lambda c: log(c) / c.epsilon),

@@ -53,7 +53,10 @@ from silodp.algorithms.proofs import (
     FULL,
     HALF_STEP,
     LOCAL,
+    LOCAL_NOISE,
+    MODEST,
     SMALL_LOCAL_BATCH,
+    noise_step,
     small_epsilon,
     step,
 )
@@ -286,13 +289,14 @@ def spider_alt(c: Choice) -> None:
 # Thm F.1 and F.2; the restart interval only decides how good the bound is.
 SPIDER = (FULL, CLIP, CAPPED, HALF_STEP)
 SPIDER_SILOS = (*SPIDER, small_epsilon("2 ln(1/delta)", lambda log: 2 * log))
-SPIDER_SUMS = (*SPIDER, small_epsilon("ln(1/delta)", lambda log: log))
-THM_4_3 = (FULL, CLIP, DIFFERENCE, HALF_STEP, ENOUGH)
+SPIDER_SUMS = (*SPIDER, MODEST)
+RESTARTED = noise_step("n N epsilon/(K L sqrt(restart R d))", lambda c: c.options.restart or 1)
+THM_4_3 = (FULL, CLIP, DIFFERENCE, HALF_STEP, RESTARTED, ENOUGH)
 THM_5_3 = (
     *THM_4_3, LOCAL,
     step("1/(K zeta)", lambda c: 1 / (c.steps * heterogeneity(c))),
     step("sqrt(b/K)/L", lambda c: math.sqrt((c.options.batch_local or c.n) / c.steps) / c.L),
-    *SMALL_LOCAL_BATCH,
+    LOCAL_NOISE, *SMALL_LOCAL_BATCH,
 )  # fmt: skip
 
 CLIPS = {"clip": 1.0, "clip_difference": 0.7, "restart": 3}

@@ -116,6 +116,16 @@ def small_epsilon(words: str, limit: Callable[[float], float]) -> Condition:
     return at_most(f"epsilon <= {words}", lambda c: c.epsilon, lambda c: limit(math.log(1 / c.privacy.delta)))
 
 
+MODEST = small_epsilon("ln(1/delta)", lambda log: log)
+
+
+def noise_step(words: str, span: Callable[[Choice], float]) -> Condition:
+    """1/(K sqrt(span) L sigma2 sqrt(d)) with DIFF2's sigma2 = sqrt(R)/(n N epsilon), constant 1: noise of differences,
+    gathered over so many rounds, stays below the descent."""
+    reach = lambda c: c.n * c.silos * c.epsilon
+    return step(words, lambda c: reach(c) / (c.steps * c.L * math.sqrt(span(c) * c.options.rounds * c.d)))
+
+
 # What DIFF2 and PSGM assume of the sizes: conditions of their labels, and of their bounds as numbers.
 ENOUGH = at_least(
     "n N >= G^2 sqrt(d) / (L epsilon)",
@@ -136,6 +146,10 @@ def local_variance(c: Choice) -> float:
     return max(c.steps * c.options.rounds / (c.silos * (c.n * c.epsilon) ** 2), 1 / (local**2 * c.epsilon))
 
 
+LOCAL_NOISE = step(
+    "1/(sqrt(K d) L sigma3)",
+    lambda c: 1 / (math.sqrt(c.steps * c.d * local_variance(c)) * c.L) if c.steps > 1 else math.inf,
+)
 SMALL_LOCAL_BATCH = (
     at_least(
         "batch_local <= n / (2 e alpha), alpha the order of Prop. 5.1",

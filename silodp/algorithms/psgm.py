@@ -37,9 +37,12 @@ from silodp.algorithms.proofs import (
     DIFFERENCE,
     ENOUGH_MESSAGES,
     LOCAL,
+    LOCAL_NOISE,
+    MODEST,
     WHOLE_STEP,
     at_most,
     first_batch,
+    noise_step,
     step,
 )
 from silodp.algorithms.theory import (
@@ -230,7 +233,11 @@ def duchi(c: Choice) -> bool:
 
 # Thm A.3 and A.4; without a batch the conditions about it hold by themselves.
 COMMON_CONDITIONS = (
-    ("Duchi's randomizer, two messages", duchi), CLIP, DIFFERENCE, WHOLE_STEP,
+    ("Duchi's randomizer, two messages", duchi), CLIP, DIFFERENCE, WHOLE_STEP, MODEST,
+    noise_step(
+        "sqrt(momentum) n N epsilon/(K L sqrt(R d))",
+        lambda c: 1 / c.options.momentum if c.options.momentum else math.inf,
+    ),
     at_most(
         "1/(R b0) <= momentum^2/batch",
         lambda c: 0.0 if c.options.batch is None else 1 / (c.options.rounds * first_batch(c)),
@@ -248,6 +255,7 @@ LOCAL_CONDITIONS = (
     *COMMON_CONDITIONS, LOCAL,
     step("1/(K tau)", lambda c: 1 / (c.steps * heterogeneity(c))),
     step("sqrt(b/K)/L", lambda c: math.sqrt((c.options.batch_local or c.n) / c.steps) / c.L),
+    LOCAL_NOISE,
     ("batch = K batch_local or all records",
      lambda c: c.options.batch in (None, c.steps * (c.options.batch_local or c.n))),
 )  # fmt: skip
