@@ -14,7 +14,10 @@ from silodp.plan.make import channel_of, make_plan
 from silodp.plan.parts import settled_facts
 from tests.cases import case
 
-PROVED = {"smoothness": 0.2, "gradient_bound": 0.9}  # the examples' clips and steps are within the theorems' limits
+PROVED: dict[str, Any] = {
+    "smoothness": 0.2,
+    "gradient_bound": 0.9,
+}  # the examples' clips and steps are within the theorems' limits
 L1 = {"kind": "l1", "strength": 0.1}
 EQUAL = {"weights": "equal"}
 MU2 = {"clip": 9.0, "step_size": 1e-3}
