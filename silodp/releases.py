@@ -164,6 +164,9 @@ def unpacked(vector: Vector) -> Float[Array, "k k"]:
     return upper + jnp.triu(upper, 1).T
 
 
+MOST_DRAWN_POINTS = 2  # with and without a record, one clip norm has the roundings of both beside it
+
+
 class RecordMean(eqx.Module):
     """mean over a batch of clip(a record's vector, clip): the only door from records to messages.
 
@@ -180,6 +183,7 @@ class RecordMean(eqx.Module):
         return total / self.batch.divisor
 
     def release(self) -> Release:
+        self._check_points()
         mean = self.mean()
         # A clip below zero (of a schedule that went too far) bounds nothing: a bound below zero lets nothing out, and
         # the account does not settle.
@@ -187,6 +191,14 @@ class RecordMean(eqx.Module):
         moves = farthest(self.vectors.moves, drawn=self.batch.drawn)
         bound = moves * clip / self.batch.divisor
         return Release(mean.high, jnp.float32(bound), self.stream, stated=False, rest=mean.low)
+
+    def _check_points(self) -> None:
+        points = len(self.vectors.points) if isinstance(self.vectors, Gradients) else 1
+        if self.batch.drawn and points > MOST_DRAWN_POINTS:
+            raise ValueError(
+                f"points: {points} given; the rounding of a drawn batch is proven for {MOST_DRAWN_POINTS}: take all "
+                "records, or one pass"
+            )
 
     def summed(self, change: Change) -> Shaped[Array, " k"]:
         """sum over the batch of `change` of each record's clipped vector, a microbatch at a time."""

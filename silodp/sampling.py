@@ -309,6 +309,9 @@ class Cumulative(OnePass):
         return (1 + SLACK) * self.rounds
 
 
+MOST_CHANGED = 1 << 17  # records of a round, of whose gradients a table's sum holds the changes
+
+
 class TwoLevel(Poisson):
     """A Poisson batch of differences of clipped gradients plus a full mean of them, kept in a table (SAGA)."""
 
@@ -330,6 +333,9 @@ class TwoLevel(Poisson):
     def check(self, name: str, records: int) -> None:
         super().check(name, records)
         _check_sum(name, records)
+        _check_sum(name, self.batch, self.most_drawn)
+
+    most_drawn: ClassVar[int] = MOST_CHANGED
 
     def sampling(self, records: int) -> kinds.Sampling:
         undrawn, drawn = self.moves(records)
@@ -342,6 +348,8 @@ class Recomputed(TwoLevel):
     Two programs may add up one product in two orders. A record whose products cancel then has two gradients that point
     anywhere, so the full mean's must not be set off against the batch's.
     """
+
+    most_drawn: ClassVar[int] = MOST_OF_FEWER  # no sum lasts
 
     def moves(self, records: Any) -> tuple[Any, Any]:
         in_batch, in_all = 2 / self.batch, 2 / records

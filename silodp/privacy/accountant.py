@@ -398,7 +398,7 @@ def _exact_scale(
 
 
 def _check_overflow(releases: Sequence[Releases], delta: float, already: Sequence[Spent]) -> None:
-    asked = [*releases, *(part.releases for part in already)]
+    asked = [*releases, *(part.releases for part in already if part.multiplier < math.inf)]
     overflow = sum(release.uses * release.sampling.overflow for release in asked)
     if overflow > delta / 2:
         raise ValueError(

@@ -52,6 +52,14 @@ ARITHMETIC = [
         "a batch that is cut has another law", "tests/test_privacy_accountant.py::test_batches_that_are_too_large_for_their_slots_are_part_of_delta[kind0]",
     ),
     Mutant(
+        "drawn-points", "silodp/releases.py", "        self._check_points()\n", "",
+        "three terms' roundings on both sides of one clip norm", SUMS + "test_a_drawn_batch_of_more_points_than_the_proof_has_is_refused",
+    ),
+    Mutant(
+        "tables-of-large-batches", "silodp/sampling.py", "        _check_sum(name, self.batch, self.most_drawn)\n", "",
+        "changes of a table's sum that its proof does not count", SUMS + "test_a_sum_that_is_too_long_for_the_proof_is_refused[rule8-131072]",
+    ),
+    Mutant(
         "penalties-of-any-length", "silodp/gradients/structured.py", "check_length(weights.shape[-1], MOST_OF_FEWER,", "check_length(0, MOST_OF_FEWER,",
         "what is summed beside a penalty is longer", SUMS + "test_a_long_sum_with_a_penalty_inside_is_refused",
     ),

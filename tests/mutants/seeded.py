@@ -489,7 +489,7 @@ MUTANTS = [
     ),
     Mutant(
         "levels-of-one-record", "silodp/plan/certificate.py",
-        "plan.if_others_collude(silo, own, delta, plan.together(silo))", "plan.if_others_collude(silo, own, delta)",
+        "plan.if_others_collude(silo, own, delta, together)", "plan.if_others_collude(silo, own, delta)",
         "a promise for many records states what is left to one if others collude",
         "tests/test_sums_accounting.py::test_the_levels_are_of_as_many_records_as_the_promise",
     ),

@@ -36,9 +36,10 @@ from silodp.gradients.structure import find_structure
 from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN, block_size
 from silodp.prox import build_prox
 from silodp.randomness import SystemRandomness
-from silodp.releases import RecordMean, Release, Squares, Statistic
+from silodp.releases import MOST_DRAWN_POINTS, Gradients, RecordMean, Release, Squares, Statistic
 from silodp.sampling import (
     MOST_ADDED,
+    MOST_CHANGED,
     SQUARES_MOVE,
     Batch,
     Cumulative,
@@ -126,7 +127,8 @@ def test_a_run_at_its_worst_stays_within_the_bound(summed):
 
 def test_what_is_proven_fits_the_slack():
     """docs/privacy.md: roundings of a run, of up to three terms of a difference, of a penalty, of the outer sums."""
-    added = lambda run: run * (run + 1) / 2 + 8 * run  # partial sums, one after the other, and 8 roundings of each
+    # Coordinates that are added in different orders, and 8 roundings of each record of its own.
+    added = lambda run: run**2 / np.sqrt(3) + 8 * run
     of_run = lambda run, size, terms: added(run) * UNIT * size * np.sqrt(terms) / (1 - RUN * UNIT)
     outer = lambda block, n: 2 * UNIT**2 * n**2 / block
     few = lambda n: (FEW_BLOCKS + 2) ** 2 * UNIT**2 * n / 2  # blocks whose low halves are added as they come
@@ -137,14 +139,18 @@ def test_what_is_proven_fits_the_slack():
             assert of_run(run, size, terms) + size * (outer(run, n) + few(n)) <= SLACK * 0.98
             # A batch and the same without a record: one clip norm, and the roundings of both.
             outside = size * (outer(run, MOST_OF_FEWER) + few(MOST_OF_FEWER))
-            assert 2 * (of_run(run, size, terms) + outside) <= SLACK * 0.98
+            drawn = terms - MOST_POINTS + MOST_DRAWN_POINTS
+            assert 2 * (of_run(run, size, drawn) + outside) <= SLACK * 0.98
         # mu2's running sum, of pairs of gradients, with those of all its rounds
         assert of_run(longest, size, terms - 1) + size * outer(longest, n) + 2 * UNIT**2 * MOST_ADDED <= SLACK * 0.98
         # A record that is not finite turns a whole block to another branch, and leaves one of the bound's two clips to
         # it. The last block begins early: a record may be in two.
         assert 2 * 2 * MOST_IN_BLOCK / longest * of_run(longest, size, terms) <= 0.98
     assert block_size(find_structure(linear, jnp.zeros((1, 2)), jnp.zeros(2)), 1) <= MOST_IN_BLOCK
-    assert of_run(SHORT_RUN, 1, 1) * 2 * RENEWED <= SLACK / 4  # SAGA: changes of 64 rounds in short runs
+    # SAGA: the whole table once, and the changes of 64 rounds, which come and go, in short runs.
+    table = of_run(RUN, 1, 1) + outer(RUN, MOST_RECORDS) + few(MOST_RECORDS)
+    changes = 2 * RENEWED * (of_run(SHORT_RUN, 1, 1) + outer(SHORT_RUN, MOST_CHANGED) + few(MOST_CHANGED))
+    assert table + changes <= SLACK * 0.98
 
 
 def test_more_points_than_the_proof_has_are_refused():
@@ -307,6 +313,7 @@ def test_tokens_of_one_row_are_added_before_they_are_clipped():
             for rule in (Full(), TwoLevel(5), OnePass(1), OnePass(1, MOST_RECORDS + 1), Cumulative(1))
         ),
         *((kind(MOST_OF_FEWER + 1), MOST_OF_FEWER) for kind in (Poisson, FixedSize, TwoLevel)),
+        (TwoLevel(MOST_CHANGED + 1), MOST_CHANGED),
         (Share(0, rate=0.5), MOST_OF_FEWER),
     ],
 )
@@ -314,7 +321,15 @@ def test_a_sum_that_is_too_long_for_the_proof_is_refused(rule, most):
     with pytest.raises(
         ValueError, match=rf"silo 'large' has \d+ records in a sum; its rounding is proven up to {most}:"
     ):
-        rule.check("large", MOST_RECORDS + 1)
+        rule.check("large", MOST_RECORDS + (most == MOST_RECORDS))
+
+
+def test_a_drawn_batch_of_more_points_than_the_proof_has_is_refused():
+    gradients_of = lambda points: Gradients(SimpleNamespace(), (jnp.zeros(2),) * points, (1.0,) * points)
+    batch = Batch(jnp.ones((4, 2)), jnp.ones(4), jnp.float32(4), jnp.arange(4), drawn=True)
+    mean = RecordMean(gradients_of(3), batch, jnp.float32(1), "value")
+    with pytest.raises(ValueError, match="points: 3 given; the rounding of a drawn batch is proven for 2"):
+        mean.release()
 
 
 def test_a_long_sum_with_a_penalty_inside_is_refused():
