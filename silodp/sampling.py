@@ -61,6 +61,8 @@ class Drawer(Protocol):
 class BatchRule(eqx.Module):
     """How a round's records are chosen, and what that choice costs."""
 
+    drawn: ClassVar[bool] = False  # by coins: a batch is then also compared with itself without a record
+
     def draw(self, silo: Drawer, purpose: str, step: Any = 0) -> Batch:
         raise NotImplementedError
 
@@ -71,8 +73,6 @@ class BatchRule(eqx.Module):
     def sampling(self, records: int) -> kinds.Sampling:
         """How the accountant sees one record of a silo with this many."""
         raise NotImplementedError
-
-    drawn: ClassVar[bool] = False  # whether another choice of records may take one's place
 
     def bound_over_clip(self, records: int, moves: float = MOVES) -> float:
         """How far the mean moves, in clip norms, when one record is replaced by another that is `moves` away."""
@@ -315,6 +315,8 @@ MOST_CHANGED = 1 << 17  # records of a round, of whose gradients a table's sum h
 class TwoLevel(Poisson):
     """A Poisson batch of differences of clipped gradients plus a full mean of them, kept in a table (SAGA)."""
 
+    most_drawn: ClassVar[int] = MOST_CHANGED
+
     def moves(self, records: Any) -> tuple[Any, Any]:
         """How far the estimate moves, in clip norms, when the replaced record is not drawn, and when it is.
 
@@ -334,8 +336,6 @@ class TwoLevel(Poisson):
         super().check(name, records)
         _check_sum(name, records)
         _check_sum(name, self.batch, self.most_drawn)
-
-    most_drawn: ClassVar[int] = MOST_CHANGED
 
     def sampling(self, records: int) -> kinds.Sampling:
         undrawn, drawn = self.moves(records)
