@@ -247,7 +247,7 @@ def same_levels(told: Mapping[str, float] | None, left: Mapping[str, float] | No
 
 
 def said(body: Mapping[str, Any], key: str) -> str:
-    promise = f"({rounded_up(body['epsilon'])}, {rounded_up(body['delta'])})-DP in this run"
+    promise = f"({rounded_up(body['epsilon'])}, {rounded_up(body['delta'])})-DP for one record in this run"
     total = "its total over all runs is not told"
     if tells_total(body):
         over = f"over {several(body['runs'], 'run')} at delta {body['total_delta']:g}"
