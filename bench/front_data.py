@@ -196,7 +196,7 @@ def diamonds() -> Raw:
     return raw(frame, {"name": "price", "range": [0.0, 20_000.0]}, columns)
 
 
-TABLES: dict[str, Callable[[], Raw]] = {
+SEEN: dict[str, Callable[[], Raw]] = {
     "wbcd": wbcd, "a9a": a9a, "covtype": covtype, "california": california, "gas": gas, "flchain": flchain,
     "insurance": insurance, "diamonds": diamonds,
 }  # fmt: skip
