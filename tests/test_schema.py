@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from silodp.cli import app
 from silodp.data.draft import column_draft
 from silodp.data.frames import read_checked, read_frame
+from silodp.data.identifiers import identifies
 from silodp.data.inspection import others, rows
-from silodp.data.kinds import KINDS, identifies
+from silodp.data.kinds import KINDS
 from silodp.data.schema import Schema, Target
 from silodp.errors import ConfigError, Problems
 
@@ -265,8 +266,14 @@ def test_no_rows_to_predict_are_no_mistake():
 # --- mistakes in a schema ------------------------------------------------------------------------------------
 
 MISTAKES_IN_A_SCHEMA: list[tuple[dict[str, Any], str]] = [
-    ({"age__rnage": [0, 1]}, "columns.age.rnage: unknown key (did you mean range?); known: identifier, kind, range"),
-    ({"sex__range": [0, 1]}, "columns.sex.range: unknown key; known: identifier, kind, values, same, case, missing"),
+    (
+        {"born__format": "DD.MM.YYYY"},
+        "columns.born: format: 'DD.MM.YYYY' does not tell a day; write it as for strptime",
+    ),
+    ({"born__format": ["%d/%m/%Y", "%m/%d/%Y"]}, "columns.born: format: '%d/%m/%Y' and '%m/%d/%Y' read one text as"),
+    ({"sex__empty": ["Male"]}, "columns.sex: empty: lists one of the values; take it out of one of them"),
+    ({"age__rnage": [0, 1]}, "columns.age.rnage: unknown key (did you mean range?); known: identifier, empty, kind"),
+    ({"sex__range": [0, 1]}, "columns.sex.range: unknown key; known: identifier, empty, kind, values, same, case"),
     ({"colums": {}}, "colums: unknown key (did you mean columns?); known: silo, target, columns"),
     ({"target__clases": []}, "target.clases: unknown key (did you mean classes?)"),
     ({"age__kind": "nmber"}, "columns.age.kind = 'nmber': unknown (did you mean number?); known: number, category"),
@@ -372,8 +379,8 @@ SECRET = "CANARY"
 ORDER = list(ROWS.columns)
 MISTAKES_IN_A_TABLE: list[tuple[str, pd.DataFrame, list[str]]] = [
     ("text for a number", mistake(age=["1", SECRET, "2", "3"]), [
-        "t: column 'age': fewer than 10 rows cannot be read; allowed: a number (years), with a decimal point and "
-        "without its unit; correct or empty them"]),
+        "t: column 'age': fewer than 10 rows cannot be read; allowed: a number (years), with a decimal point, "
+        "without thousands separators and without its unit; correct or empty them, or list codes of empty cells in"]),
     ("a decimal comma", mistake(weight=["70,5", "1", "2", "3"]), [
         "t: column 'weight': fewer than 10 rows cannot be read; allowed: a number, with a decimal point"]),
     ("thousands", mistake(weight=["1_000", "1", "2", "3"]), ["t: column 'weight': fewer than 10 rows cannot be read"]),
@@ -389,7 +396,7 @@ MISTAKES_IN_A_TABLE: list[tuple[str, pd.DataFrame, list[str]]] = [
     ("no flag", mistake(smoker=["yes", SECRET, "no", "2"]), [
         "t: column 'smoker': fewer than 10 rows cannot be read; allowed: true or false, yes or no, 1 or 0; correct"]),
     ("an unknown class", mistake(outcome=["ill", SECRET, "well", "ill"]), [
-        "t: target 'outcome': fewer than 10 rows cannot be read; allowed: one of well, ill; correct or empty them"]),
+        "t: target 'outcome': fewer than 10 rows cannot be read; allowed: one of well, ill; correct them"]),
     ("no class", mistake(outcome=["ill", None, "", "ill"]), [
         "t: target 'outcome': fewer than 10 rows are empty; fill them in or drop these rows"]),
     ("no silo", mistake(hospital=["north", None, "", "x"]), [
@@ -406,7 +413,7 @@ MISTAKES_IN_A_TABLE: list[tuple[str, pd.DataFrame, list[str]]] = [
     ("no name", mistake(**{"": 1}), ["t: column 11 has no name; name it, or write the file without row numbers"]),
     ("no header", ROWS.set_axis([f"{SECRET}{i}" for i in range(10)], axis=1), [
         "t: no column of the schema is there; the first line has to hold the names of the columns"]),
-    ("semicolons", pd.DataFrame({f"{SECRET};age": ["1;2"]}), ["t: columns are separated by ';'; save the file with"]),
+    ("semicolons", pd.DataFrame({f"{SECRET};age": ["1;2"]}), ["t: columns are separated by ';'; read the file with"]),
     ("no rows", ROWS[:0], ["t: no records; give at least one row below the header"]),
     ("many rows", pd.concat([mistake(age=SECRET)] * 6), ["t: column 'age': about 20 rows cannot be read"]),
     ("everything", mistake(age=SECRET, smoker=SECRET, weight="", more=SECRET).drop(columns="born"), [
@@ -485,7 +492,7 @@ def test_check_tells_the_problems_of_all_files(folder):
     assert [line.split(":")[0] for line in lines[:8]] == ["one.csv", "one.csv", "two.csv", "two.csv", *files[3:7]]
     assert "three.csv: column 'age' occurs twice; give every column its own name" in lines
     assert "four.csv: not a readable CSV file (line 3 has 3 fields, expected 2)" in lines
-    assert "five.csv: not a readable CSV file (its text is not UTF-8)" in lines
+    assert "five.csv: not a readable CSV file (its text is not UTF-8: save it as such)" in lines
     assert "six.csv: no such file" in lines
     assert lines.count("[columns.more]") == 1 and lines[-1] == "9 problems"
 
@@ -563,6 +570,43 @@ def test_what_cannot_be_drafted(text, options, told, folder):
     Path("raw.csv").write_text(text)
     code, output = typed_command("draft", "raw.csv", *options)
     assert code == 2 and told in output and SECRET not in output
+
+
+@pytest.mark.parametrize("sep", [";", "\t", "|"])
+def test_a_file_is_read_with_what_its_first_line_has_in_the_place_of_commas(sep, folder):
+    sex = ROWS["sex"].str.replace("f", "f, or w")  # commas further down do not matter
+    pd.read_csv("good.csv", dtype=str).assign(sex=sex).to_csv("other.csv", sep=sep, index=False, encoding="utf-8-sig")
+    assert list(read_frame("other.csv").columns) == ORDER and SCHEMA.problems(read_frame("other.csv")) == []
+    assert typed_command("draft", "other.csv")[1].count("[columns") == len(ORDER)
+    Path("quoted.csv").write_text('"a;b","c"\n1,2\n')
+    assert list(read_frame("quoted.csv").columns) == ["a;b", "c"]
+
+
+def test_codes_of_empty_cells_are_missing_as_text_and_as_numbers():
+    marked = Schema.read(
+        changed(age__empty=[-5, "unknown"], sex__empty=["f"], pain__empty=["Severe"], pain__values=["none", "mild"])
+    )
+    found = dict(zip(marked.feature_names, marked.encode(ROWS).features.T.tolist(), strict=True))
+    assert found["age missing"] == [0, 1, 1, 0] and found["age"] == [0.5, 0, 0, 1]
+    assert found["pain missing"] == [0, 1, 0, 1]
+    numbers = ROWS.assign(age=[90, 1, -5, -5])
+    assert marked.encode(numbers).features[:, marked.feature_names.index("age missing")].tolist() == [0, 0, 1, 1]
+    assert [line for line in others(marked, ROWS, "t") if "sex" in line] == []
+    assert Schema.read(marked.to_dict()) == marked != SCHEMA
+
+
+def test_days_may_be_written_in_several_ways():
+    several = Schema.read(changed(born__format=["%Y-%m-%d", "%d.%m.%Y"]))
+    born = several.used["born"].read(pd.Series(["1970-01-02", "02.01.1970", "1970/01/02", ""]))
+    assert born.values[0] == born.values[1] == date(1970, 1, 2).toordinal()
+    assert born.wrong.tolist() == [False, False, True, False] and born.missing.tolist() == [False, False, False, True]
+
+
+def test_rows_to_predict_are_not_told_to_change_the_schema():
+    lines = SCHEMA.problems(ROWS.assign(weight=["", "1", "2", "3"], smoker="Ja"), "t", fitting=False)
+    assert [line.partition("; ")[2] for line in lines] == [
+        "fill them in", "allowed: true or false, yes or no, 1 or 0; correct or empty them",
+    ]  # fmt: skip
 
 
 def test_help_needs_neither_pandas_nor_jax():

@@ -9,7 +9,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,6 +54,14 @@ def _tried(parse: Parse, cell: Any) -> float | None:
         return None
 
 
+def emptied(column: pd.Series, marks: Sequence[Any]) -> pd.Series:
+    """The column without the cells that hold one of the marks of an empty cell."""
+    if not marks:
+        return column
+    known = {label(mark) for mark in marks}
+    return column.mask(column.map(lambda cell: label(cell) in known).astype(bool))
+
+
 def read_numbers(column: pd.Series) -> Cells:
     if column.dtype.kind in "iuf":
         values = column.to_numpy(np.float64, na_value=np.nan)
@@ -75,18 +82,6 @@ def number(cell: Any) -> float:
         if is_missing(cell):
             return math.nan
         raise
-
-
-def day(cell: Any, form: str | None) -> float:
-    """The number of a day; text is ISO 8601 unless `form` (as for strptime) says otherwise."""
-    if isinstance(cell, date):  # datetimes and pandas' timestamps too
-        return float(cell.toordinal())
-    if not isinstance(cell, str):
-        raise ValueError("no day")
-    if is_missing(cell):
-        return math.nan
-    text = cell.strip()
-    return float((datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)).toordinal())
 
 
 def flag(cell: Any) -> float:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from silodp.data.cells import Cells, day, flag, is_missing, label, read_cells, read_numbers
-from silodp.data.kinds import DAYS, identifies
+from silodp.data.cells import Cells, flag, is_missing, label, read_cells, read_numbers
+from silodp.data.days import day
+from silodp.data.identifiers import identifies
+from silodp.data.kinds import DAYS
 from silodp.later import Later
 from silodp.parse import toml_key, toml_literal
 
@@ -23,6 +25,13 @@ MOST_VALUES = 50  # of a category that is drafted from values
 FILL_IN = "no value was looked at. Fill in every TODO from public knowledge."
 NAMES_ONLY = f"# Drafted from the names of the columns; {FILL_IN}"
 TYPES_ONLY = f"# Drafted from names and types of the columns; {FILL_IN}"
+KEYS = """\
+# number: range = [0, 120], or centre = 60.0 and scale = 20.0, or range = "private" (for a part of the budget)
+# category: values = ["a", "b"]; anything else is "other". ordered: values from low to high. flag: yes/no, 1/0
+# date: reference = 2024-12-31, unit = "years", range = [0, 110], and format = "%d.%m.%Y" unless it is as 2024-12-31
+# All but ignore: missing = a public constant that stands for empty cells; without it they are refused (in a category
+# they are "other"). Where codes mean an empty cell: empty = [-9, "unknown"].
+"""
 FROM_VALUES = (
     "# NOT PRIVATE: ranges, values and constants below are those of the records in the file.\n"
     "# Replace them by public knowledge before this schema leaves your site."
@@ -80,7 +89,7 @@ def from_values(frame: pd.DataFrame, target: str | None, silo: str | None) -> st
 
 
 def _schema(comment: str, columns: Mapping[str, Keys], target: Keys, silo: str | None, named: str | None) -> str:
-    parts = [comment, f"silo = {toml_literal(silo)}\n" if silo else "", table("target", target)]
+    parts = [f"{comment}\n{KEYS}", f"silo = {toml_literal(silo)}\n" if silo else "", table("target", target)]
     parts += [column_draft(name, keys) for name, keys in columns.items() if name not in (named, silo)]
     return "\n".join(filter(None, parts))
 
@@ -109,7 +118,7 @@ def _found(column: pd.Series) -> Keys:
 
 def _readings(column: pd.Series) -> list[tuple[Any, Cells]]:
     """What a column may be; the first that fits is taken."""
-    days = read_cells(column, lambda cell: day(cell, None))
+    days = read_cells(column, day)
     return [(_flag, read_cells(column, flag)), (_number, read_numbers(column)), (_date, days)]
 
 

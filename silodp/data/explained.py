@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from silodp.data.kinds import KINDS
 from silodp.parse import LIMITS, shown
 
-TARGET_KEYS = ("name", "classes", "range", "unit", "case")
+TARGET_KEYS = ("name", "classes", "range", "same", "unit", "case")
 SCHEMA_KEYS = ("silo", "target", "columns")
 WISHES = {
     "missing": "is missing",

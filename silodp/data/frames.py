@@ -1,5 +1,7 @@
 """Raw tables from files, as a schema reads them: every cell of a CSV file as text, duplicate names refused.
 
+CSV files are UTF-8. Their columns are separated by commas, or by what the first line has in the place of commas.
+
 No error quotes a cell, nor what a parser says about one.
 """
 
@@ -17,7 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from silodp.data import draft, inspection
-from silodp.data.cells import day, number
+from silodp.data.cells import number
+from silodp.data.days import day
 from silodp.errors import ConfigError, Problems
 from silodp.later import Later
 
@@ -29,6 +32,8 @@ else:
     pd = Later("pandas")
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
+COMMA, SEPARATORS = ",", (";", "\t", "|")
+LONGEST_LINE = 1 << 20  # of what is read to see the separator
 LARGEST, SMALL, PACKED = 1 << 36, 1 << 30, 200  # bytes of a table, of one that may be packed anyhow, and how densely
 # What readers raise about a file that is none of theirs, or lies about its size.
 UNREADABLE = (
@@ -44,7 +49,7 @@ def read_frame(path: Path | str) -> pd.DataFrame:
     if file.name.endswith(".parquet"):
         return read_parquet(file)
     names = header(file)
-    frame = _parsed(file, header=0, dtype=str, keep_default_na=False, names=range(len(names)))
+    frame = parsed(file, header=0, dtype=str, keep_default_na=False, names=range(len(names)))
     return frame.set_axis(names, axis=1)
 
 
@@ -57,19 +62,28 @@ def check_path(path: Path) -> None:
 
 def header(path: Path | str) -> list[str]:
     """The names in the first line of a CSV file as they stand there: pandas renames the second of two alike."""
-    first = _parsed(Path(path), header=None, nrows=1, dtype=str, keep_default_na=False)
+    first = parsed(Path(path), header=None, nrows=1, dtype=str, keep_default_na=False)
     return [str(name).strip() for name in first.iloc[0]]
 
 
-def _parsed(path: Path, **how: object) -> pd.DataFrame:
+def parsed(path: Path, **how: object) -> pd.DataFrame:
+    """A CSV file; what is wrong with it is told without a cell."""
     with warnings.catch_warnings():
         # pandas only warns when lines are longer than the header, and drops the rest
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             with opened(path) as file:
+                how["sep"] = separator(file.readline(LONGEST_LINE))
+            with opened(path) as file:
                 return pd.read_csv(file, index_col=False, skipinitialspace=True, low_memory=False, **how)  # pyright: ignore
         except UNREADABLE as fault:
             raise ConfigError(f"{path}: not a readable CSV file ({reason(fault)})") from None
+
+
+def separator(first: bytes) -> str:
+    """Of a first line: another one than the comma only where there is no comma outside of quotes."""
+    line = re.sub(rb'"[^"]*"', b"", first)
+    return next((sep for sep in SEPARATORS if COMMA.encode() not in line and sep.encode() in line), COMMA)
 
 
 def most(path: Path) -> int:
@@ -109,7 +123,7 @@ def opened(path: Path) -> IO[bytes]:
 def reason(fault: BaseException) -> str:
     """Why a file cannot be read, in the library's own words: a parser's may quote the file."""
     if isinstance(fault, UnicodeDecodeError):
-        return "its text is not UTF-8"
+        return "its text is not UTF-8: save it as such"
     if isinstance(fault, pd.errors.EmptyDataError):
         return "it is empty"
     if isinstance(fault, MemoryError):
@@ -188,7 +202,7 @@ def looks_like_a_record(names: Sequence[str]) -> bool:
 
 
 def _is_value(name: str) -> bool:
-    for parse in (number, lambda cell: day(cell, None)):
+    for parse in (number, day):
         try:
             return not math.isnan(parse(name))
         except ValueError:

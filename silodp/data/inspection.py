@@ -25,6 +25,15 @@ else:
     pd = Later("pandas")
 
 
+HINTS = {
+    "number": ", or list codes of empty cells in empty = [...]",
+    "category": "",
+    "ordered": ', or use kind = "category"',
+    "date": ", or give format = [...], as for strptime",
+    "flag": ', or use kind = "category" with same = [...]',
+}
+
+
 def named(frame: Any) -> pd.DataFrame:
     """The table with its names as text, as a schema writes them."""
     if not isinstance(frame, pd.DataFrame):
@@ -46,7 +55,7 @@ def inspected(schema: Schema, frame: pd.DataFrame, source: str, fitting: bool) -
     if unnamed:
         return Inspected([unnamed], [], {})
     cells = {name: column.read(pd.Series(table[name])) for name, column in schema.used.items() if name in table.columns}
-    found = [*_lacking(schema, table, source, fitting), *_cells(schema, cells, source)]
+    found = [*_lacking(schema, table, source, fitting), *_cells(schema, cells, source, fitting)]
     if not fitting:
         return Inspected(found, [], cells)
     found += [*target_problems(schema, table, source, there=False), *_silo_problems(schema, table, source)]
@@ -77,7 +86,7 @@ def _header_problem(schema: Schema, names: list[str], source: str) -> str | None
     if not set(names) & known(schema):
         split = [sep for sep in (";", "\t", "|") if len(names) == 1 and sep in names[0]]
         if split:
-            return f"{source}: columns are separated by {split[0]!r}; save the file with commas"
+            return f"{source}: columns are separated by {split[0]!r}; read the file with sep={split[0]!r}"
         return f"{source}: no column of the schema is there; the first line has to hold the names of the columns"
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
     if "" in names:
@@ -100,25 +109,21 @@ def _lacking(schema: Schema, table: pd.DataFrame, source: str, fitting: bool) ->
             yield f"{source}: column '{name}' is not there; {fix}"
 
 
-def _cells(schema: Schema, read: dict[str, Cells], source: str) -> Iterator[str]:
+def _cells(schema: Schema, read: dict[str, Cells], source: str, fitting: bool) -> Iterator[str]:
+    """A schema can still be changed while it is fitted, and not once a model hangs on it."""
     for name, cells in read.items():
-        column = schema.used[name]
-        yield from _wrong(cells, f"{source}: column '{name}'", column)
-        if column.fill() is None and cells.missing.any():
-            yield (
-                f"{source}: column '{name}': {rows(int(cells.missing.sum()))} are empty; "
-                "fill them in, or give the column missing = a public constant"
-            )
+        column, where = schema.used[name], f"{source}: column '{name}'"
+        empty = column.fill() is not None
+        fix = ("correct or empty them" if empty else "correct them") + (HINTS[column.kind] if fitting else "")
+        yield from _wrong(cells, where, column.allowed(), fix)
+        if not empty and cells.missing.any():
+            more = ", or give the column missing = a public constant" if fitting else ""
+            yield f"{where}: {rows(int(cells.missing.sum()))} are empty; fill them in{more}"
 
 
-def _wrong(cells: Cells, where: str, column: Any) -> Iterator[str]:
+def _wrong(cells: Cells, where: str, allowed: str, fix: str) -> Iterator[str]:
     if cells.wrong.any():
-        kind = getattr(column, "kind", "target")
-        more = ', or use kind = "category"' if kind == "ordered" else ""
-        yield (
-            f"{where}: {rows(int(cells.wrong.sum()))} cannot be read; allowed: {column.allowed()}; "
-            f"correct or empty them{more}"
-        )
+        yield f"{where}: {rows(int(cells.wrong.sum()))} cannot be read; allowed: {allowed}; {fix}"
 
 
 def target_problems(schema: Schema, table: pd.DataFrame, source: str, there: bool = True) -> list[str]:
@@ -127,7 +132,7 @@ def target_problems(schema: Schema, table: pd.DataFrame, source: str, there: boo
     if name not in table.columns:
         return [f"{source}: target column '{name}' is not there; add it"] if there else []
     cells = schema.target.read(pd.Series(table[name]))
-    found = list(_wrong(cells, f"{source}: target '{name}'", schema.target))
+    found = list(_wrong(cells, f"{source}: target '{name}'", schema.target.allowed(), "correct them"))
     if cells.missing.any():
         found.append(
             f"{source}: target '{name}': {rows(int(cells.missing.sum()))} are empty; fill them in or drop these rows"

@@ -7,8 +7,6 @@ one indicator for each value and one for all others. A column with `missing` has
 from __future__ import annotations
 
 import math
-import re
-from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,7 +24,19 @@ from pydantic import (
     model_validator,
 )
 
-from silodp.data.cells import Cells, check_same, day, flag, label, labels, place, read_cells, read_numbers, spellings
+from silodp.data.cells import (
+    Cells,
+    check_same,
+    emptied,
+    flag,
+    label,
+    labels,
+    place,
+    read_cells,
+    read_numbers,
+    spellings,
+)
+from silodp.data.days import Day, Formats, check_formats, day
 from silodp.data.numbers import FARTHEST, Constants, scaled, scaled_to, tents
 from silodp.later import Later
 
@@ -50,19 +60,6 @@ def interval(value: Any) -> Any:
     return tuple(map(float, value))
 
 
-def one_day(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return datetime.fromisoformat(value.strip()).date()
-        except ValueError:
-            value = None
-    if isinstance(value, datetime):
-        return value.date()
-    if value is not None and isinstance(value, date):
-        return value
-    raise ValueError("give a day as 2024-12-31")
-
-
 def different(values: tuple[Any, ...], case: bool, key: str, least: int = 1) -> None:
     """Lists are checked as they will be compared."""
     if len(values) < least:
@@ -79,7 +76,6 @@ def different(values: tuple[Any, ...], case: bool, key: str, least: int = 1) -> 
 
 Same = tuple[Annotated[tuple[Label, ...], Field(min_length=2)], ...]
 Interval = Annotated[tuple[float, float], BeforeValidator(interval)]
-Day = Annotated[date, BeforeValidator(one_day)]
 
 
 class Part(BaseModel):
@@ -104,7 +100,19 @@ class Column(Part):
         """What stands for a missing cell; None: such a cell is refused."""
         raise NotImplementedError
 
+    empty: tuple[Label, ...] = Field(default=(), description="what else means an empty cell, such as -9 or unknown")
+
+    @model_validator(mode="after")
+    def _empty_or_listed(self) -> Column:
+        marks = {label(mark) for mark in self.empty}
+        if marks & {label(value) for value in getattr(self, "values", ())}:
+            raise ValueError("empty: lists one of the values; take it out of one of them")
+        return self
+
     def read(self, cells: pd.Series) -> Cells:
+        return self.parsed(emptied(cells, self.empty))
+
+    def parsed(self, cells: pd.Series) -> Cells:
         raise NotImplementedError
 
     def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
@@ -166,7 +174,7 @@ class Number(Column):
     def fill(self) -> float | None:
         return self.missing
 
-    def read(self, cells: pd.Series) -> Cells:
+    def parsed(self, cells: pd.Series) -> Cells:
         return read_numbers(cells)
 
     def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
@@ -177,7 +185,7 @@ class Number(Column):
 
     def allowed(self) -> str:
         unit = f" ({self.unit})" if self.unit else ""
-        return f"a number{unit}, with a decimal point and without its unit"
+        return f"a number{unit}, with a decimal point, without thousands separators and without its unit"
 
 
 def within(value: float, bounds: tuple[float, float], told: str) -> None:
@@ -212,8 +220,8 @@ class Category(Column):
 
     def unlisted(self, cells: pd.Series) -> int:
         """How many cells hold a text that nobody listed: they count as "other"."""
-        places = self.places()
-        return int(read_cells(cells, partial(place, places=places, case=self.case, unlisted=None)).wrong.sum())
+        only = partial(place, places=self.places(), case=self.case, unlisted=None)
+        return int(read_cells(emptied(cells, self.empty), only).wrong.sum())
 
     def names(self, column: str) -> list[str]:
         return [f"{column}={value}" for value in self.listed()]
@@ -221,7 +229,7 @@ class Category(Column):
     def fill(self) -> float | None:
         return float(self.places()[OTHER if self.missing is None else label(self.missing, self.case)])
 
-    def read(self, cells: pd.Series) -> Cells:
+    def parsed(self, cells: pd.Series) -> Cells:
         places = self.places()
         return read_cells(cells, partial(place, places=places, case=self.case, unlisted=float(places[OTHER])))
 
@@ -252,7 +260,7 @@ class Ordered(Column):
     def fill(self) -> float | None:
         return None if self.missing is None else float(labels(self.values, self.case)[label(self.missing, self.case)])
 
-    def read(self, cells: pd.Series) -> Cells:
+    def parsed(self, cells: pd.Series) -> Cells:
         places = spellings(self.values, self.same, self.case)
         return read_cells(cells, partial(place, places=places, case=self.case, unlisted=None))
 
@@ -275,11 +283,12 @@ class Date(Column):
     reference: Day
     unit: Literal["days", "months", "years"]
     range: Interval
-    format: str | None = Field(default=None, description="as for strptime, e.g. %d.%m.%Y; ISO 8601 when left out")
+    format: Formats = Field(default=(), description="as for strptime, one or several, e.g. %d.%m.%Y; default: ISO 8601")
     missing: Day | None = None
 
     @model_validator(mode="after")
-    def _missing_within(self) -> Date:
+    def _days(self) -> Date:
+        check_formats(self.format)
         if self.missing is not None:
             age = self.age(self.missing.toordinal())
             within(age, self.range, f"missing = {self.missing} is {age:.1f} {self.unit}")
@@ -291,14 +300,14 @@ class Date(Column):
     def fill(self) -> float | None:
         return None if self.missing is None else float(self.missing.toordinal())
 
-    def read(self, cells: pd.Series) -> Cells:
-        return read_cells(cells, partial(day, form=self.format))
+    def parsed(self, cells: pd.Series) -> Cells:
+        return read_cells(cells, partial(day, forms=self.format))
 
     def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
         return scaled(self.age(values), scaled_to(self.range))[:, None]
 
     def allowed(self) -> str:
-        return f"a day as {self.format or '2024-12-31'}"
+        return f"a day as {' or '.join(self.format) or '2024-12-31'}"
 
 
 class Flag(Column):
@@ -310,7 +319,7 @@ class Flag(Column):
     def fill(self) -> float | None:
         return None if self.missing is None else float(self.missing)
 
-    def read(self, cells: pd.Series) -> Cells:
+    def parsed(self, cells: pd.Series) -> Cells:
         return read_cells(cells, flag)
 
     def encoded(self, values: Float64[np.ndarray, " n"], constants: Constants | None) -> Float[np.ndarray, "n k"]:
@@ -330,19 +339,3 @@ Kind = Annotated[Number | Category | Ordered | Date | Flag | Ignore, Field(discr
 KINDS: dict[str, type[Part]] = {
     "number": Number, "category": Category, "ordered": Ordered, "date": Date, "flag": Flag, "ignore": Ignore,
 }  # fmt: skip
-
-# Words that end the name of a column which tells who a record is about.
-IDENTIFYING = frozenset(
-    ["id", "ids", "uid", "uuid", "guid", "name", "surname", "firstname", "lastname", "forename", "fullname", "username",
-     "login", "email", "phone", "telephone", "mobile", "fax", "address", "street", "mrn", "ssn", "passport", "iban",
-     "patientid", "personid", "recordid", "caseid", "subjectid", "userid", "customerid", "clientid", "studyid",
-     "memberid"]
-)  # fmt: skip
-ALWAYS = frozenset(["email", "mrn", "ssn", "passport", "iban", "surname"])  # wherever they stand in a name
-
-
-def identifies(column: str) -> bool:
-    """Whether a column is named like one that says whose record it is: id, patient_id, PatientID, e-mail, full name."""
-    joined = re.sub(r"[^a-z0-9]", "", column.casefold())
-    words = [word.casefold() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", column)]
-    return joined in IDENTIFYING or bool(words and (words[-1] in IDENTIFYING or ALWAYS & set(words)))

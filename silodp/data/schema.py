@@ -21,6 +21,7 @@ from silodp.data import inspection
 from silodp.data.cells import Cells, check_same, place, read_cells, read_numbers, spellings
 from silodp.data.draft import columns_draft
 from silodp.data.explained import explained
+from silodp.data.identifiers import identifies
 from silodp.data.kinds import (
     Column,
     Interval,
@@ -30,7 +31,6 @@ from silodp.data.kinds import (
     Part,
     Same,
     different,
-    identifies,
     some,
 )
 from silodp.data.numbers import Constants, scaled, scaled_to
@@ -325,8 +325,8 @@ class Schema(Part):
 
 
 def without_empty(tree: dict[str, Any]) -> dict[str, Any]:
-    """Without lists of spellings that hold none: a schema is written as it was given."""
-    plain = lambda part: {key: value for key, value in part.items() if key != "same" or value}
+    """Without lists that hold nothing: a schema is written as it was given."""
+    plain = lambda part: {key: value for key, value in part.items() if value != []}
     columns = {name: plain(column) for name, column in tree["columns"].items()}
     return tree | {"target": plain(tree["target"]), "columns": columns}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import math
-import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 from jaxtyping import Float32
 
-from silodp.data.frames import UNREADABLE, header, looks_like_a_record, most, opened, read_parquet, reason, refuse_twice
-from silodp.data.kinds import identifies
+from silodp.data.frames import UNREADABLE, header, looks_like_a_record, most, parsed, read_parquet, reason, refuse_twice
+from silodp.data.identifiers import identifies
 from silodp.data.types import Table
 from silodp.later import Later
 
@@ -248,14 +247,7 @@ def _unreadable(path: Path, kind: str, fault: BaseException) -> ValueError:
 
 def _read_csv(path: Path, columns: Columns) -> Table:
     refuse_twice(path, header(path))
-    with warnings.catch_warnings():
-        # pandas only warns when lines are longer than the header, and drops the rest
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        try:
-            with opened(path) as file:
-                frame = pd.read_csv(file, index_col=False, skipinitialspace=True, low_memory=False)
-        except UNREADABLE as fault:
-            raise _unreadable(path, "CSV", fault) from None
+    frame = parsed(path)
     if pd.Series(pd.to_numeric(pd.Series(frame.columns), errors="coerce")).notna().all():
         raise ValueError(f"{path}: the first line holds numbers; it has to name the columns")
     return from_frame(frame, str(path), columns)

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Shaped
 
+from silodp.data.identifiers import identifies
 from silodp.data.inspection import named
-from silodp.data.kinds import Category, Date, Flag, Number, Ordered, identifies
+from silodp.data.kinds import Category, Date, Flag, Number, Ordered
 from silodp.data.numbers import Constants
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note, SiloData
