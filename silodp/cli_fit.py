@@ -56,6 +56,9 @@ def fit(
     epsilon: Annotated[float, typer.Option(help="of every record of every silo")] = 1.0,
     delta: Annotated[float | None, typer.Option(help="default: min(1e-5, 1/(10 n))")] = None,
     trust: Annotated[str, typer.Option(help="untrusted, aggregated, or trusted: see docs/trust.md")] = "untrusted",
+    held_out: Annotated[
+        float | None, typer.Option(help="part of the records for a private look at the model (default: as it pays)")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="directory of the model, a new one", metavar="DIR")] = None,
 ) -> None:
     """Train a private model on raw files, in a simulation on this machine, and save it."""
@@ -74,13 +77,13 @@ def fit(
         from rich.console import Console
 
         from silodp.estimators import SiloClassifier, SiloRegressor
-        from silodp.front.estimator import fit_with
+        from silodp.front.estimator import AUTO, fit_with
         from silodp.run.progress import bars
 
         console = Console(stderr=True)
         console.print(f"{len(frame)} records read; planning and compiling", highlight=False)
         kind = SiloClassifier if known.task == "classification" else SiloRegressor
-        estimator = kind(epsilon=epsilon, delta=delta, trust=trust)
+        estimator = kind(epsilon=epsilon, delta=delta, trust=trust, held_out=AUTO if held_out is None else held_out)
         fit_with(estimator, bars(console), frame, None, labels, known)
         estimator.save(out)
         print(estimator.report_)

@@ -242,7 +242,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
                 raise ConfigError("target_range: the schema has the target's range; leave it out")
             note = Note(True, f"encoded by the schema {self.schema_.fingerprint[:12]}")
             return records.federated(rows, (), (note,))
-        targets = column_or_1d(rows.targets, warn=True).astype(np.float64)
+        targets = column_or_1d(records.numbers_of(rows.targets, "y"), warn=True)
         centre, half = self._centre_and_half()
         scaled = np.clip((targets - centre) / half, -1, 1).astype(np.float32)
         note = Note(True, "targets clipped to target_range")
@@ -261,7 +261,8 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R^2; y may be a column's name, or left out with a schema. Measured on records: no epsilon covers it."""
-        return float(super().score(*self._truth(X, y), sample_weight=sample_weight))
+        rows, truth = self._truth(X, y)
+        return float(super().score(rows, records.numbers_of(truth, "y"), sample_weight=sample_weight))
 
     def _original(self, targets: Any) -> Any:
         centre, half = self._centre_and_half()

@@ -36,7 +36,9 @@ def called(*arguments: object) -> tuple[int, str, str]:
 
 def fit(folder: Path, *files: str, out: str | None = "model", **options: object) -> tuple[int, str, str]:
     chosen = {"schema": folder / "schema.toml", "out": out and folder / out, "epsilon": 3} | options
-    flags = [part for name, value in chosen.items() if value is not None for part in (f"--{name}", value)]
+    flags = [
+        part for name, value in chosen.items() if value is not None for part in (f"--{name.replace('_', '-')}", value)
+    ]
     return called("fit", *(folder / file for file in files), *flags)
 
 
@@ -60,10 +62,13 @@ def test_files_are_silos_and_the_model_predicts(folder):
 
 
 def test_a_column_names_the_silos_and_warnings_are_lines(folder):
-    code, told, more = fit(folder, "all.csv", out="second", silo="hospital", epsilon=11, trust="trusted", delta=0.01)
+    code, told, more = fit(
+        folder, "all.csv", out="second", silo="hospital", epsilon=11, trust="trusted", delta=0.01, held_out=0.2
+    )  # fmt: skip
     assert code == 0, more
     assert "warning: epsilon = 11: a 1 % suspicion" in more and "warning: delta = 0.01: above 1/n" in more
     assert "trust trusted, silos: 3, records: 600" in told and "chosen as" not in told
+    assert "Measured on 120 records that were held out" in told
 
 
 def test_a_model_of_plain_columns_predicts_files_of_numbers(folder):

@@ -190,6 +190,8 @@ def test_numbers_come_back_in_their_own_unit():
     y = 50 + 8 * X[:, 0] + RNG.normal(size=600)
     model = regression(target_range=(0, 100)).fit(X, y)
     assert model.score(X, y) > 0.9 and abs(model.predict(X).mean() - 50) < 2
+    with pytest.raises(ConfigError, match="y: holds text where numbers are needed; give numbers"):
+        model.score(X, ["text"] * 600)
     same = model.to_sklearn()
     np.testing.assert_allclose(same.predict(X), model.predict(X), rtol=1e-12)
     table = model.raw_coefficients()["coefficient"]
@@ -420,6 +422,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "text among numbers": (plain(np.array([[CELL, 1]] * 600, object), THREE), "X or y: holds text where numbers are"),
     "text as numbers": (
         lambda: silodp.SiloRegressor(target_range=(0, 1)).fit(X, np.array([CELL] * 600, object)), "X or y: holds text"),
+    "text as numbers, given as a list": (
+        lambda: silodp.SiloRegressor(target_range=(0, 1)).fit(X, [CELL] * 600), "y: holds text where numbers are"),
+    "a frame as seed": (fit(random_state=ROWS), "random_state: a DataFrame; give a whole number"),
+    "a frame as model": (fit(model=ROWS), "model: a DataFrame; give a name"),
+    "a frame held out": (fit(held_out=ROWS), "evaluate.held_out: a DataFrame: must be"),
     "no such target": (plain(y="z"), "y = 'z': is not a column of the frame; name one that is"),
     "no such silo": (plain(silo="z"), "silo = 'z': is not a column of the frame; name one that is"),
     "the target as silo": (plain(silo="y"), "silo = 'y' is the target too; name another column"),

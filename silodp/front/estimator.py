@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from silodp import registry
@@ -285,7 +284,7 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
     from silodp.weights import weighted
 
     own, counted = estimator.model if isinstance(estimator.model, Model) else None, estimator._class_weights()
-    kind = estimator.model or default_kind(data)
+    kind = default_kind(data) if estimator.model is None else estimator.model
     if own is not None:
         own, section = weighted(own, counted, has_weight(data.silos[0].targets)), {}
     else:
@@ -314,9 +313,9 @@ def with_held_out(config: Config, data: FederatedData, share: Any) -> Config:
     from silodp.plan.objects import facts_of
     from silodp.stages.evaluate import STREAM
 
-    if share is None or (share == AUTO and not config.privacy.private):
+    if share is None or (isinstance(share, str) and share == AUTO and not config.privacy.private):
         return config
-    tenth = share == AUTO
+    tenth = isinstance(share, str) and share == AUTO
     asked = parse_config(config.model_dump(exclude_unset=True) | {"evaluate": {"held_out": TENTH if tenth else share}})
     if not tenth:
         return asked
@@ -349,4 +348,6 @@ def seed_of(random_state: Any) -> int:
         return secrets.randbelow(LARGEST_SEED)
     if isinstance(random_state, int | np.integer):
         return int(random_state)
-    return int(check_random_state(random_state).randint(LARGEST_SEED))
+    if not isinstance(random_state, np.random.RandomState):
+        raise ConfigError(f"random_state: a {type(random_state).__name__}; give a whole number, a RandomState or None")
+    return int(random_state.randint(LARGEST_SEED))

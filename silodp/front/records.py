@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Shaped
+from jaxtyping import Float64, Shaped
 
 from silodp.data.identifiers import identifies
 from silodp.data.inspection import named
@@ -179,6 +179,13 @@ def column_of(values: Any, rows: int, what: str) -> np.ndarray:
     if found.ndim != 1 or len(found) != rows:
         raise ConfigError(f"{what}: shape {found.shape} beside {rows} rows; give one for each row")
     return found
+
+
+def numbers_of(values: Any, what: str) -> Float64[np.ndarray, "..."]:
+    try:
+        return np.asarray(values).astype(np.float64)
+    except (ValueError, TypeError):  # which quote the cell
+        raise ConfigError(f"{what}: holds text where numbers are needed; give numbers") from None
 
 
 def silo_labels(values: Any, rows: int) -> Shaped[np.ndarray, " n"]:

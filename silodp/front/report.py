@@ -8,7 +8,10 @@ from typing import Any
 from silodp.digits import rounded_up
 from silodp.report.words import NO_EPSILON, SIMULATION, in_odds, worst
 
-NOT_MEASURED = "No accuracy is reported: score(X, y) measures it on records of yours, and no epsilon covers that."
+NOT_MEASURED = (
+    "No accuracy is reported: held_out = 0.2 holds records out for a private look; score(X, y) measures it on records "
+    "of yours, and no epsilon covers that."
+)
 
 
 def report(
