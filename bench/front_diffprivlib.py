@@ -3,11 +3,10 @@
     python -m venv DIR && DIR/bin/pip install diffprivlib==0.6.6 scikit-learn==1.5.2
     SILODP_DIFFPRIVLIB=DIR/bin/python python -m bench.front
 
-Called with an .npz of train, targets, test, truth, classes, epsilon, seed, lengths, bound; prints the scores of every
-setting as JSON.
+Called with an .npz of train and test (two encodings of each), targets, truth, classes, epsilon, seed, lengths, bound;
+prints the scores of every setting as JSON.
 """
 
-import itertools
 import json
 import sys
 import warnings
@@ -15,29 +14,33 @@ import warnings
 import numpy as np
 from diffprivlib.models import LinearRegression, LogisticRegression
 
-STRENGTHS = (0.01, 1.0, 100.0)
-
 
 def shortened(features: np.ndarray, length: float) -> np.ndarray:
     return features * np.minimum(1, length / np.maximum(np.linalg.norm(features, axis=1), 1e-12))[:, None]
 
 
-def main() -> None:
-    given = np.load(sys.argv[1])
-    train, targets, test, truth = (given[name].astype(np.float64) for name in ("train", "targets", "test", "truth"))
+def scores(given: dict[str, np.ndarray], train: np.ndarray, test: np.ndarray) -> list[float]:
+    targets, truth = given["targets"].astype(np.float64), given["truth"].astype(np.float64)
     epsilon, seed, bound = float(given["epsilon"]), int(given["seed"]), float(given["bound"])
-    found = []
-    if given["classes"]:
-        for length, strength in itertools.product(given["lengths"], STRENGTHS):
-            model = LogisticRegression(epsilon=epsilon, data_norm=float(length), C=strength, random_state=seed)
-            model.fit(shortened(train, length), targets.astype(int))
-            found.append(float(np.mean(model.predict(test) == truth)))
-    else:
+    if not given["classes"]:
         model = LinearRegression(epsilon=epsilon, bounds_X=(-bound, bound), bounds_y=(-1, 1), random_state=seed)
         model.fit(np.clip(train, -bound, bound), targets)
         answers = model.predict(np.clip(test, -bound, bound))
-        found.append(float(1 - np.mean((answers - truth) ** 2) / np.var(truth)))
-    print(json.dumps(found))
+        return [float(1 - np.mean((answers - truth) ** 2) / np.var(truth))]
+    found = []
+    for length in given["lengths"]:
+        model = LogisticRegression(epsilon=epsilon, data_norm=float(length), random_state=seed)
+        model.fit(shortened(train, length), targets.astype(int))
+        found.append(float(np.mean(model.predict(test) == truth)))
+    return found
+
+
+def main() -> None:
+    with np.load(sys.argv[1]) as file:
+        given = dict(file)
+    features = lambda name: given[name].astype(np.float64)
+    pairs = (("train", "test"), ("train2", "test2"))
+    print(json.dumps([score for train, test in pairs for score in scores(given, features(train), features(test))]))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from silodp.privacy import gaussian
 INTERPRETER = "SILODP_DIFFPRIVLIB"
 ROUNDS, STEPS = (20, 100), (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 CLIPS = (0.01, 0.03, 0.1, 0.3, 1.0)
-PENALTIES = (0.0, 1e-3, 1e-2)  # of objective perturbation, for each record
 LENGTHS = (0.5, 1.0, 2.0)  # records are shortened to this length where a method needs a bound
 
 
@@ -103,10 +102,10 @@ def objective(split: Split, epsilon: float, delta: float, seed: int) -> list[flo
     if not split.classes:
         return []
     rng, found = np.random.default_rng(seed), []
-    for length, penalty in itertools.product(LENGTHS, PENALTIES):
+    for length in LENGTHS:
         x = shortened(split.train, length)
         std = length * math.sqrt(8 * math.log(2 / delta) + 4 * epsilon) / epsilon
-        ridge = max(length**2 / 4 * 2 / epsilon, penalty * len(x))
+        ridge = length**2 / 4 * 2 / epsilon
         found.append(minimised(x, split.targets, rng.normal(size=x.shape[1]) * std, ridge))
     return [float(split.tested(weights)[0]) for weights in found]
 
@@ -125,16 +124,15 @@ def diffprivlib(split: Split, epsilon: float, seed: int) -> list[float]:
     interpreter = os.environ.get(INTERPRETER)
     if not interpreter:
         return []
-    found = []
-    for features in (split, standardised(split)):
-        with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-            told = {key: getattr(features, key) for key in ("train", "targets", "test", "truth", "classes")}
-            bound = float(np.abs(split.train).max())  # public: the schema's columns are in [-1, 1]
-            np.savez(file, **told, epsilon=epsilon, seed=seed, lengths=LENGTHS, bound=bound)
-            file.flush()
-            command = [interpreter, str(Path(__file__).with_name("front_diffprivlib.py")), file.name]
-            found += json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found
+    other = standardised(split)
+    features = {"train": split.train, "test": split.test, "train2": other.train, "test2": other.test}
+    told = {"targets": split.targets, "truth": split.truth, "classes": split.classes}
+    bound = float(np.abs(split.train).max())  # public: the schema's columns are in [-1, 1]
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        np.savez(file, **features, **told, epsilon=epsilon, seed=seed, lengths=LENGTHS, bound=bound)
+        file.flush()
+        command = [interpreter, str(Path(__file__).with_name("front_diffprivlib.py")), file.name]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def adassp(split: Split, epsilon: float, delta: float, seed: int) -> list[float]:

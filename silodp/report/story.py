@@ -17,6 +17,7 @@ from silodp.report.words import (
     BEFORE,
     FALSE_ALARMS,
     NO_EPSILON,
+    RELEASED,
     SIMULATION,
     detection,
     in_odds,
@@ -166,7 +167,8 @@ def releases(silos: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
 def released(silo: Mapping[str, Any]) -> Iterator[str]:
     for line in silo["releases"]:
         noise = f"noise {line['multiplier']:.4g} times what one record can change"
-        yield f"{line['count']} × {line['stream']}: {noise}; {line['sampling']}"
+        words = f" ({RELEASED[line['stream']]})" if line["stream"] in RELEASED else ""
+        yield f"{line['count']} × {line['stream']}{words}: {noise}; {line['sampling']}"
 
 
 def colluding(silos: Sequence[Mapping[str, Any]]) -> Iterator[Html]:

@@ -18,6 +18,18 @@ SIMULATION = (
     "This was a simulation on one machine. One process read the records of all silos, and its noise comes from a seed. "
     "It shows what silos would get that run the same plan themselves. It is no deployment and protects nobody."
 )
+RELEASED = {
+    "magnitude": "how large columns without a public range are",
+    "middle": "where the middle of these columns lies",
+    "spread": "how far these columns spread",
+    "centre": "the mean of every column",
+    "moment": "how columns vary, each alone or all together",
+    "value": "which way the model should move",
+    "first": "which way the model should move at first",
+    "difference": "how that has changed since the last time",
+    "local": "a step of the silo's own",
+    "metric": "how good the model is on records that were held out",
+}  # by the names of streams; an algorithm of one's own may have others
 NO_EPSILON = "No epsilon was given: the model is not private."
 
 
