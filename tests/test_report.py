@@ -138,6 +138,7 @@ def test_a_runs_report_says_what_the_run_is(private):
         *certificate["outside_the_guarantee"],
         "protects nobody",
         "50 test records",
+        "value (which way the model should move)",
     ):
         assert told_once in read.text
     assert all(digest in read.text for _, digest in files.hashes_of(private))

@@ -30,6 +30,12 @@ MUTANTS = [
         "tests/test_weights.py::test_no_weight_moves_a_sum_beyond_its_bound",
     ),
     Mutant(
+        "target-quoted", "silodp/front/records.py",
+        "raise ConfigError(f\"{what}: holds text where numbers are needed; give numbers\") from None", "raise",
+        "the error about a target that is no number shows it",
+        "tests/test_estimators.py::test_numbers_come_back_in_their_own_unit",
+    ),
+    Mutant(
         "fitted-on-records-for-real", "silodp/run/runner.py",
         "    refuse_fitted(prepared)\n", "",
         "with real noise features are still scaled by what the records say",
