@@ -27,6 +27,7 @@ from silodp.cli_told import Outside, only_listed
 from silodp.cluster import place_of
 from silodp.compiler import compile_quickly
 from silodp.errors import ConfigError, Refused, one_line
+from silodp.garbage import collect_seldom
 from silodp.later import Later
 from silodp.show import (
     MESSAGES,
@@ -408,6 +409,7 @@ def reproduce(
 
 
 def main() -> None:
+    collect_seldom()
     app()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 
 from silodp import records
-from silodp.randomness import SERVER, SeededRandomness, party_key
+from silodp.randomness import SERVER, SeededRandomness, party_key, seeded
 from silodp.records import Description, Kind
 from silodp.sampling import MOVES, SQUARES_MOVE, BatchRule
 
@@ -106,7 +106,9 @@ class Facts:
 
     def present(self, round: int) -> list[int]:
         """The silos of a round, by the public seed."""
-        present, count = self._present(jax.random.key(self.seed), round)
+        if self.everyone:
+            return list(range(self.silos))
+        present, count = self._present(seeded(self.seed), round)
         return np.asarray(present)[: int(count)].tolist()
 
     def _present(self, key: Key[Array, ""], round: Any) -> tuple[Int[Array, " m"], int | Int[Array, ""]]:
@@ -118,7 +120,7 @@ class Facts:
 
     @cached_property
     def _attendance(self) -> tuple[tuple[int, ...], ...]:
-        key = jax.random.key(self.seed)
+        key = seeded(self.seed)
         present = np.asarray(jax.vmap(lambda r: self._present(key, r)[0])(jnp.arange(self.rounds)))
         return tuple(tuple(np.flatnonzero(np.any(present == i, axis=1)).tolist()) for i in range(self.silos))
 

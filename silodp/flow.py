@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from silodp.channels import Channel
@@ -31,7 +32,7 @@ from silodp.errors import ConfigError
 from silodp.facts import Declared
 from silodp.follow import PRIVATISED, SECRET, Findings, checked, followed_program
 from silodp.objective import Objective, sees_several
-from silodp.randomness import SeededRandomness, Shape, Step
+from silodp.randomness import SeededRandomness, Shape, Step, seeded
 from silodp.releases import Account, Answer, Public, RecordMean, Release, Squares, Statistic, Vector
 from silodp.sampling import Batch, BatchRule, Full
 
@@ -197,13 +198,13 @@ def examine(
 ) -> Findings:
     """Follow one silo's records (arrays, or only their shapes and types) through every query of an algorithm."""
     findings = Findings()
-    x = jnp.zeros(objective.parameters)
+    x = jax.device_put(np.zeros(objective.parameters, np.float32))
     account = Account.empty(list(declared))
 
     def silo(records: PyTree, memory: PyTree, account: Account, asked: bool = True) -> FollowedSilo:
         size = jnp.int32(jax.tree.leaves(records)[0].shape[0])
         site = Site(objective, channel, records, size, jnp.int32(0), alone=True)
-        coins = Coins(jax.random.key(0))
+        coins = Coins(seeded(0))
         return FollowedSilo(
             site, jnp.int32(1), coins, memory, account, findings=findings, expected=declared, asked=asked
         )
@@ -243,7 +244,7 @@ def examine_messages(
         messages = []
         for stream, size in sizes.items():
             site = Site(objective, channel, records, jnp.int32(1), jnp.int32(0), alone=True)
-            silo = Silo(site, jnp.int32(1), ChannelCoins(jax.random.key(0)), (), account)
+            silo = Silo(site, jnp.int32(1), ChannelCoins(seeded(0)), (), account)
             everything = lambda record, size=size: jnp.full(size, sum(leaf.sum() for leaf in jax.tree.leaves(record)))
             mean = RecordMean(Statistic(everything, size), Full().draw(silo, stream), 1.0, stream)
             message, wire = channel.send(mean, silo, wire)
@@ -274,7 +275,7 @@ def query_program(
         counts = {name: checked(t.count, f"the count of {name!r}") for name, t in asked.account.tallies.items()}
         return asked.memory, sent, checked(asked.account.gradients, "the work told in the header"), counts
 
-    return program, [jnp.zeros(shape) for shape in algorithm.shapes(name, parameters)]
+    return program, [jax.device_put(np.zeros(shape, np.float32)) for shape in algorithm.shapes(name, parameters)]
 
 
 def let_out(answer: Answer, silo: FollowedSilo) -> Any:

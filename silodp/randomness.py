@@ -255,6 +255,12 @@ def fold(key: PRNGKeyArray, number: Step) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jax.lax.optimization_barrier(jnp.stack(pair)), impl="threefry2x32")
 
 
+def seeded(seed: int) -> PRNGKeyArray:
+    """jax.random.key, bit for bit, without compiling a program."""
+    return jax.random.wrap_key_data(jax.device_put(np.array([0, seed % 2**32], np.uint32)), impl="threefry2x32")
+
+
+@jax.jit  # in a message run, outside any program: one of its own instead of six
 def party_key(key: PRNGKeyArray, round: Any, index: Any) -> PRNGKeyArray:
     """The seed of one party (a silo's index, or SERVER) in one round of a simulation; round -1 is before the first."""
     return fold(fold(key, round + 1), index + 1)

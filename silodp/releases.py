@@ -250,8 +250,9 @@ class Account(eqx.Module):
 
     @staticmethod
     def empty(streams: Sequence[str], shape: tuple[int, ...] = ()) -> Account:
-        fresh = lambda: Tally(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.inf, jnp.float32))
-        return Account({name: fresh() for name in sorted(streams)}, jnp.zeros(shape, jnp.float32))
+        none = np.zeros(shape, np.int32), np.full(shape, np.inf, np.float32), np.zeros(shape, np.float32)
+        count, multiplier, gradients = jax.device_put(none)
+        return Account({name: Tally(count, multiplier) for name in sorted(streams)}, gradients)
 
     def spend(self, stream: str, multiplier: Array) -> Account:
         if stream not in self.tallies:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
+import jax
+import numpy as np
 
 from silodp import registry
 from silodp.config import SHARED_KEYS, THEORY_CONSTANTS, AlgorithmConfig
@@ -196,13 +197,18 @@ def option(options: AlgorithmConfig, spec: dataclasses.Field, *, clipless: bool)
         raise ConfigError(f"algorithm.{spec.name} is missing: {options.name} needs it")
     if value is None:
         value = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
-        return jnp.float32(value) if isinstance(value, float) and not spec.metadata.get("static") else value
+        return traced(value) if isinstance(value, float) and not spec.metadata.get("static") else value
     if spec.metadata.get("static", False):
         registry.check_option(f"algorithm.{spec.name}", value, spec.type)
         return value
     if not isinstance(value, int | float):
         raise ConfigError(f"algorithm.{spec.name} = {value!r}: must be a number")
-    return jnp.float32(value)
+    return traced(value)
+
+
+def traced(value: float) -> jax.Array:
+    """A number that programs take as an argument, made without a program of its own."""
+    return jax.device_put(np.float32(value))
 
 
 def sized(batch: int | None, key: str) -> BatchRule | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
@@ -105,7 +106,7 @@ class Untrusted(Channel):
         if not 0 <= step < np.inf:
             raise ValueError(f"step = {step}: must be a number of at least 0")
         value = array.astype(np.float64) * step if step else array
-        return Noised(jnp.asarray(value, jnp.float32), jnp.float32(step))
+        return Noised(*jax.device_put((value.astype(np.float32), np.float32(step))))
 
     @classmethod
     def audited(cls, entry: Asked, example: Mapping[str, Any]) -> list[Form]:

@@ -10,10 +10,10 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -26,7 +26,7 @@ from silodp.deploy.shuffling import PARCEL
 from silodp.deploy.wire import Late
 from silodp.errors import Gone, Refused
 from silodp.plan.plan import Plan
-from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandomness, party_key
+from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandomness, party_key, seeded
 from silodp.releases import Account, Answer, Public, Tally, Vector
 
 LARGEST = 1e30  # of numbers in an answer: no clipped mean is that long, and float32 would lose its squares
@@ -44,6 +44,13 @@ def exchange(silos: Sequence[Link], ready: Sequence[Mapping[str, Any]]) -> None:
         raise Refused("keys: the silos have agreed on different plans or keys; their masks would not cancel")
 
 
+def placed(places: np.ndarray, old: Any, new: Any) -> np.ndarray:
+    """All silos' numbers, with new ones for some of them. In numpy: a program for every such step would be compiled."""
+    whole = np.array(old)
+    whole[places] = new
+    return whole
+
+
 class MessageFederation:
     """The server's view of silos that only answer in bytes."""
 
@@ -52,7 +59,7 @@ class MessageFederation:
         self.plan = plan.at(plan.stages[0].name)  # the stage that is asked about
         self.silos, self.round = len(processes), 0
         self.parties = [*processes, *([] if shuffler is None else [shuffler.link])]  # all that keep their answers
-        self.accounts = Account.empty(plan.streams, (self.silos,))
+        self.accounts = jax.tree.map(np.asarray, Account.empty(plan.streams, (self.silos,)))
         self.end = plan.noised.server_end(plan.sizes, shuffler)
         self.end.kept = self._kept
         self.bits, self.gradients = np.zeros(2), 0.0
@@ -106,7 +113,7 @@ class MessageFederation:
             self.coins.begin(self.plan.stages[0].name, round)
             self.randomness = self.coins
         if self.seed is not None:
-            self.randomness = SeededRandomness(party_key(jax.random.key(self.seed), round, SERVER))
+            self.randomness = SeededRandomness(party_key(seeded(self.seed), round, SERVER))
         self.present = np.asarray(self.plan.facts.present(round))
 
     def mean(self, query: Callable[..., Answer], *public: Array) -> Vector:
@@ -118,11 +125,11 @@ class MessageFederation:
             self.end.expect(self.round, name, sent, self.plan.sizes[stream])
         asked = self._summed if self.end.missing else self._asked
         present, packed = asked(name, public, stream)
-        weights = jnp.asarray(np.asarray(self.plan.facts.weights)[present], jnp.float32)
-        own = jax.tree.map(lambda leaf: leaf[present], self.accounts)
+        weights = jax.device_put(np.asarray(self.plan.facts.weights, np.float32)[present])
+        own = jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf)[present], self.accounts))
         value, own = self._mean(packed, weights, own)
         self.heard(self.round, name, present.tolist(), packed, value)
-        self.accounts = jax.tree.map(lambda old, new: old.at[present].set(new), self.accounts, own)
+        self.accounts = jax.tree.map(partial(placed, present), self.accounts, own)
         return value
 
     def _asked(self, name: str, public: tuple[Array, ...], stream: str) -> tuple[np.ndarray, list[Packed]]:
@@ -201,7 +208,7 @@ class MessageFederation:
         """What the silos' answers come to."""
         with self._fitting(), np.errstate(over="ignore"):  # what is too large is told below
             value, accounts = self.end.mean(packed, weights, accounts, self.randomness)
-        if not float(jnp.max(jnp.abs(value), initial=0.0)) <= LARGEST:  # also of NaN
+        if not np.max(np.abs(value), initial=0.0) <= LARGEST:  # also of NaN
             raise Refused(f"round {self.round}: the mean of the answers is no number that a run can go on from")
         return value, accounts
 
@@ -217,7 +224,7 @@ class MessageFederation:
 
     def local(self, index: Any, task: Callable[..., Public], *public: Array) -> Vector:
         self._send(int(index), "local", task.__name__, public)
-        return jnp.asarray(self._receive(int(index), None).arrays["value"])
+        return jax.device_put(self._receive(int(index), None).arrays["value"])
 
     def cond(self, predicate: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         return yes() if bool(predicate) else no()
@@ -235,15 +242,19 @@ class MessageFederation:
     def final_accounts(self) -> Account:
         """What each silo counted itself, joined with what the server counted for it."""
         own = [self._own_account(i) for i in range(self.silos)]
-        gather = lambda name: jnp.asarray(np.stack([arrays[name] for arrays in own]))
+        gather = lambda name: np.stack([arrays[name] for arrays in own])
         tallies = {
             stream: Tally(
-                tally.count + gather(f"count/{stream}"),
-                jnp.minimum(tally.multiplier, gather(f"multiplier/{stream}")),
+                *jax.device_put(
+                    (
+                        np.asarray(tally.count) + gather(f"count/{stream}"),
+                        np.minimum(tally.multiplier, gather(f"multiplier/{stream}")),
+                    )
+                )
             )
             for stream, tally in self.accounts.tallies.items()
         }
-        return Account(tallies, gather("gradients"))
+        return Account(tallies, jax.device_put(gather("gradients")))
 
     def _own_account(self, index: int) -> dict[str, np.ndarray]:
         """As the silo counts; one that went away is charged with all that the plan has."""

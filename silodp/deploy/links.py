@@ -15,12 +15,14 @@ from typing import IO, Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 
+from silodp.deploy.nursery import Child, Nursery
 from silodp.deploy.wire import decode, encode, plain, put_frame, take_frame, unblocked
 from silodp.errors import Gone, Refused
 
 PATIENCE = 600.0  # seconds for one answer: a silo compiles its program before the first
 ENDING = 10.0  # seconds that a process may take to end
 
+Process = subprocess.Popen[bytes] | Child
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
@@ -42,16 +44,18 @@ def heard(data: bytes) -> Answer:
     return header, arrays
 
 
+def started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+
 class PipedProcess:
     """A party started here for a message run, spoken to in frames. Closing its stdin ends it."""
 
     what: ClassVar[str] = "a party's process"
 
-    def __init__(self, command: Sequence[str], patience: float = PATIENCE) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
-        self.patience = patience
+    def __init__(self, process: Process, patience: float = PATIENCE) -> None:
+        self.process, self.patience = process, patience
         self.input = unblocked(cast(IO[bytes], self.process.stdin))
         self.output = unblocked(cast(IO[bytes], self.process.stdout))
 
@@ -95,14 +99,22 @@ class SiloProcess(PipedProcess):
     """A silo.
 
     `allowed`: parts from outside that it may import; whoever starts a silo here is its operator. `folder`: where it
-    keeps what it must not forget.
+    keeps what it must not forget. `nursery`: forked there instead of started anew.
     """
 
     what = "a silo's process"
 
-    def __init__(self, allowed: Sequence[str] = (), patience: float = PATIENCE, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        allowed: Sequence[str] = (),
+        patience: float = PATIENCE,
+        folder: Path | None = None,
+        nursery: Nursery | None = None,
+    ) -> None:
         kept = [] if folder is None else ["--keep", str(folder)]
-        super().__init__(["silodp.deploy.silo_process", *kept, *allowed], patience)
+        arguments = [*kept, *allowed]
+        born = started("silodp.deploy.silo_process", *arguments) if nursery is None else nursery.start(arguments)
+        super().__init__(born, patience)
 
 
 class ShufflerProcess(PipedProcess):
@@ -111,10 +123,10 @@ class ShufflerProcess(PipedProcess):
     what = "the shuffler's process"
 
     def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
-        super().__init__(["silodp.deploy.shuffler", str(folder)], patience)
+        super().__init__(started("silodp.deploy.shuffler", str(folder)), patience)
 
 
-def ended(process: subprocess.Popen[Any]) -> None:
+def ended(process: Process) -> None:
     try:
         process.wait(timeout=ENDING)
     except subprocess.TimeoutExpired:

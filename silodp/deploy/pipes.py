@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from silodp.config import Config
 from silodp.deploy.coordinator import MessageFederation, exchange
 from silodp.deploy.files import write_whole
 from silodp.deploy.links import Link, ShufflerProcess, SiloProcess
+from silodp.deploy.nursery import Nursery
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.remote import Echoes, Remote, RemoteShuffler
 from silodp.deploy.shuffling import agreed_terms, create_box, public_of, read_box
@@ -58,15 +60,16 @@ def message_federation(
     """Silos as processes on this machine, set up with the plan. `folder`: of a run that can be resumed."""
     names = outside_names(portable(plan.config))
     with ExitStack() as stack:
+        nursery = stack.enter_context(Nursery()) if sys.platform == "linux" else None
         if folder is None:
-            silos = [stack.enter_context(SiloProcess(names)) for _ in records]
+            silos = [stack.enter_context(SiloProcess(names, nursery=nursery)) for _ in records]
             yield stack.enter_context(joined(plan, silos, records, seed))
             return
         run = number_of(folder / SILOS)
         pool = stack.enter_context(ThreadPoolExecutor(len(records) + 1))  # ends after the parties that it waits for
         linked = lambda name, process: Remote(name, lambda _, data: process.ask(data), pool, run, Echoes())
         links = [
-            linked(name, stack.enter_context(SiloProcess(names, folder=folder / SILOS / str(i))))
+            linked(name, stack.enter_context(SiloProcess(names, folder=folder / SILOS / str(i), nursery=nursery)))
             for i, name in enumerate(plan.facts.names)
         ]
         keeping = Keeping(folder / SILOS, lambda process: linked(SHUFFLER, process))

@@ -32,7 +32,7 @@ from silodp.plan.checks import vouched_bounds
 from silodp.plan.make import make_plan
 from silodp.plan.parts import trained_model, trained_on
 from silodp.plan.plan import Plan
-from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key
+from silodp.randomness import Randomness, SeededRandomness, SharedBatch, SystemRandomness, party_key, seeded
 from silodp.records import count, fitting
 from silodp.releases import Account
 from silodp.stages.held_out import divided
@@ -84,7 +84,9 @@ class SiloServer:
         channel = self.whole.noised.alone()
         link = outbox if setup["shuffler"] is None else LocalOutbox(setup["shuffler"], self.index)
         self.end = channel.silo_end(self.whole.declared, self.index, agreed_bytes(setup), link, self.seed)
-        self.site = Site(self.objective, channel, stored, jnp.int32(size), jnp.int32(self.index), alone=True)
+        self.site = Site(
+            self.objective, channel, stored, *jax.device_put((np.int32(size), np.int32(self.index))), alone=True
+        )
         self.streams = {s.name: s for s in self.whole.releases(self.index)}
         self.account = Account.empty(list(self.streams))
         self.wire = channel.remember(self.whole.sizes)
@@ -109,9 +111,10 @@ class SiloServer:
         objective, algorithm = self.objective, self.plan.algorithm
         if name == TRAINING:
             objective, algorithm = with_penalty(objective, algorithm)
-        vouched_bounds(self.plan, objective, jax.tree.map(lambda leaf: leaf[None], records))
+        stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), records)
+        vouched_bounds(self.plan, objective, stacked)
         size = self.plan.facts.sizes[self.index]
-        self.site = replace(self.site, records=records, objective=objective, size=jnp.int32(size))
+        self.site = replace(self.site, records=records, objective=objective, size=jax.device_put(np.int32(size)))
         self.algorithm = with_steps(self.maps, algorithm)
         self.memory: Any = ()
         self.answered: set[tuple[int, str]] = set()  # of this round
@@ -177,8 +180,12 @@ class SiloServer:
 
     def _remembered(self, x0: Array) -> tuple[PyTree, Account]:
         """What the algorithm keeps, and the account with what it took to compute that."""
-        silo = self._silo(jnp.int32(-1), (), self.account, self.batch_seed, self.site.records)
-        return self.algorithm.remember(silo, x0), silo.account
+
+        def remember(records: PyTree, x0: Array, account: Account, batch_seed: Array) -> tuple[PyTree, Account]:
+            silo = self._silo(jnp.int32(-1), (), account, batch_seed, records)
+            return self.algorithm.remember(silo, x0), silo.account
+
+        return jax.jit(remember)(self.site.records, x0, self.account, self.batch_seed)
 
     def ready(self) -> dict[str, Any]:
         """What the others have to know of a silo that has its plan."""
@@ -247,14 +254,14 @@ class SiloServer:
         state = self.memory, self.account, self.wire, seed
         try:
             message, memory, account, wire = jax.block_until_ready(
-                compiled(self.site.records, tuple(public), jnp.int32(round), *state)
+                compiled(self.site.records, tuple(public), np.int32(round), *state)
             )
         except jax.errors.JaxRuntimeError:  # its text may quote numbers: not passed on
             raise Refused(f"query {name!r} of round {round}: no noise could be drawn; nothing was sent") from None
         self._check_budget(account)
         released = self._check_together(account, round)
         message = self.end.settled(message, exponent) if kind == "ask" else message
-        work = {"gradients": float(account.gradients - self.account.gradients)}
+        work = {"gradients": float(account.gradients) - float(self.account.gradients)}
         self.answered = {each for each in self.answered if each[0] == round} | {(round, name)}
         self.memory, self.account, self.wire, self.round, self.released = memory, account, wire, round, released
         self.batch_seed = seed
@@ -289,7 +296,7 @@ class SiloServer:
 
     def _randomness(self, round: Array, batch_seed: Any) -> Randomness:
         if self.seed is not None:
-            return SeededRandomness(party_key(jax.random.key(self.seed), round, self.index))
+            return SeededRandomness(party_key(seeded(self.seed), round, self.index))
         shared = self.site.channel.shared_batch
         if shared is None:
             return SystemRandomness()
@@ -306,7 +313,7 @@ class SiloServer:
         allowed = lambda shape: ("float32",) if shape else ("float32", "int32", "bool")
         if not all(kind in allowed(shape) for kind, shape in zip(types, shapes, strict=True)):
             raise Refused(f"{what}: public arguments of types {types}; send float32")
-        if not all(bool(jnp.all(jnp.isfinite(point))) for point in public):
+        if not all(np.isfinite(np.asarray(point)).all() for point in public):
             raise Refused(f"{what}: a public argument is not finite; the run has diverged, or was meant to")
 
     def _check_fresh(self, name: str, round: int) -> None:
@@ -337,7 +344,7 @@ def own_records(facts: Facts, arrays: Mapping[str, np.ndarray]) -> tuple[PyTree[
     if facts.record is None:
         raise Refused("setup: the plan does not say what a record is")
     try:
-        return jax.tree.map(jnp.asarray, fitting(facts.record, arrays)), count(arrays)
+        return jax.device_put(fitting(facts.record, arrays)), count(arrays)
     except ValueError as error:
         raise Refused(f"setup: {error}") from None
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from silodp import registry
@@ -48,14 +47,14 @@ def respond(
     if kind == "sum":
         return {"kind": "sum"} | server.end.step(header), {}
     if kind == "start":
-        server.start(jnp.asarray(arrays["x0"]))
+        server.start(jax.device_put(arrays["x0"]))
         return {"kind": "ready", "gradients": float(server.account.gradients)}, {}
     if kind == "leave":
-        server.leave(str(header.get("stage")), jnp.asarray(arrays["released"]) if "released" in arrays else None)
+        server.leave(str(header.get("stage")), jax.device_put(arrays["released"]) if "released" in arrays else None)
         return {"kind": "ready"}, {}
     if kind == "account":
         return {"kind": "account"}, account_arrays(server.account)
-    public = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays))]
+    public = [jax.device_put(arrays[str(i)]) for i in range(len(arrays))]
     exponent = None if header.get("exponent") is None else int(header["exponent"])
     facts, message = server.answer(str(kind), header["query"], int(header["round"]), public, exponent)
     return {"kind": "answer", "facts": facts}, message

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from silodp.algorithms.entry import Entry
@@ -143,7 +143,7 @@ class Plan:
     @cached_property
     def noised(self) -> Channel:
         """The channel with this plan's noise. Rounded up: float32 must not make less of a multiplier."""
-        noise = {line: jnp.asarray(np.asarray(m) * (1 + 2e-7), jnp.float32) for line, m in self.multipliers.items()}
+        noise = {line: jax.device_put(np.float32(np.asarray(m) * (1 + 2e-7))) for line, m in self.multipliers.items()}
         return self.channel.ready(self.declared, noise, self.config.privacy.delta)
 
     def stage_of(self, line: str) -> Stage:

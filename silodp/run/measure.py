@@ -23,7 +23,8 @@ from silodp.releases import Vector
 from silodp.run.federation import Silos
 
 CHUNK = 8192  # records evaluated at a time, which bounds the memory of a measurement
-COLUMNS = ("round", "objective", "gradient_norm2", "bits_up", "bits_down", "record_gradients")  # beside test_...
+COSTS = ("bits_up", "bits_down", "record_gradients")
+COLUMNS = ("round", "objective", "gradient_norm2", *COSTS)  # beside test_...
 
 
 class Records(NamedTuple):

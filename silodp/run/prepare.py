@@ -31,6 +31,7 @@ from silodp.plan.objects import facts_of
 from silodp.plan.parts import divided_facts, trained_model, trained_on
 from silodp.plan.plan import Plan
 from silodp.privacy.kinds import Spent
+from silodp.randomness import seeded
 from silodp.records import target_of
 from silodp.releases import Account, Vector
 from silodp.run.federation import Silos
@@ -198,7 +199,7 @@ def asked_stage(ground: Ground, stage: Plan, records: PyTree, x0: Vector) -> tup
 def stage_problem(ground: Ground, stage: Plan, records: PyTree, x0: Vector) -> tuple[Problem, Setting]:
     streams = tuple((name, stage.sizes.get(name, 0)) for name in stage.streams)
     problem = Problem(ground.objective, silos_of(stage, records), None, stage.facts.rounds, 1, streams)
-    return problem, Setting(stage.algorithm, stage.noised, jax.random.key(stage.config.run.seed), x0)
+    return problem, Setting(stage.algorithm, stage.noised, seeded(stage.config.run.seed), x0)
 
 
 def silos_of(stage: Plan, records: PyTree) -> Silos:
@@ -224,11 +225,11 @@ def assembled(
         wanted=ground.wanted(config, stage.facts),
         average=build_average(config.algorithm.average, stage.facts.rounds),
     )
-    seed = config.run.seed
-    x0 = jax.jit(lambda key: ravel_pytree(ground.objective.model.init(key))[0])(jax.random.key(seed))
+    key = seeded(config.run.seed)
+    x0 = jax.jit(lambda key: ravel_pytree(ground.objective.model.init(key))[0])(key)
     if ground.metrics:
         jax.eval_shape(partial(measured, problem, plan.algorithm), x0)  # a metric that cannot be computed is found here
-    setting = Setting(with_steps(ground.maps, algorithm), stage.noised, jax.random.key(seed), x0)
+    setting = Setting(with_steps(ground.maps, algorithm), stage.noised, key, x0)
     vouched = {**(bounds or {}), **vouched_bounds(stage, objective, ground.records)}
     if plan.evaluation is not None and ground.held_out is not None:
         refuse_unscored(ground)

@@ -26,7 +26,7 @@ from silodp.report.files import write_report
 from silodp.run.directory import RunDirectory, is_resumable, model_bytes, versions
 from silodp.run.evaluation import evaluated
 from silodp.run.history import History, OnRound, rows_of
-from silodp.run.measure import Metric
+from silodp.run.measure import COSTS, Metric
 from silodp.run.messages import by_messages, measured_at
 from silodp.run.prepare import Prepared, prepare
 from silodp.run.progress import Progress, silent
@@ -229,13 +229,20 @@ def finish(
     if config.run.trajectory:
         directory.save_trajectory(objective.parameters)
     told = None if table is None else held_out_figures(prepared.plan, table)
-    summary = summary_of(prepared, statement, history[-1], measured_at(prepared)(drawn), timing, told)
+    summary = summary_of(prepared, statement, history[-1], at_drawn(prepared, history[-1], last, drawn), timing, told)
     for ending in config.run.figures:
         run_figure(directory.path / "figures" / f"history.{ending}", summary, history)
     directory.write_json("summary.json", summary)
     write_report(directory.path)
     directory.forget_checkpoint()
     return Run(directory.path, config, history, params, drawn_params, summary, prepared.ground.model)
+
+
+def at_drawn(prepared: Prepared, final: dict[str, float], last: jax.Array, drawn: jax.Array) -> dict[str, float]:
+    """What is measured at the iterate that the theorem speaks of; where that is the last one, it is known."""
+    if not np.array_equal(last, drawn):
+        return measured_at(prepared)(drawn)
+    return {name: value for name, value in final.items() if name not in ("round", *COSTS)}
 
 
 def context_of(prepared: Prepared) -> Context:

@@ -140,11 +140,11 @@ def measured(problem: Problem, algorithm: Algorithm, x: Vector) -> dict[str, Arr
     return measure(problem.objective, problem.silos, problem.test, algorithm, x, problem.wanted)
 
 
-measure_point = eqx.filter_jit(measured)  # one program for all runs of the same shapes
+measure_point = eqx.filter_jit(measured)  # one program for all runs of the same shapes, traced once for all its uses
 
 
 def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:
-    row = measured(problem, setting.algorithm, carry.output)
+    row = measure_point(problem, setting.algorithm, carry.output)
     spent = {
         "bits_up": carry.ends.bits[0],
         "bits_down": carry.ends.bits[1],
@@ -199,7 +199,7 @@ def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool
         settings, carries = eqx.if_array(0), carry_axes(carry)
         axes = (None, settings, carries, None)
         program = eqx.filter_vmap(advance, in_axes=axes, out_axes=(carries, 0), axis_name=SETTINGS)
-    lowered = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, jnp.int32(1))
+    lowered = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, np.int32(1))
     lapack = sweep and "lapack_" in lowered.as_text()
     return Compiled(lowered.compile(), time.perf_counter() - began, lapack)
 
@@ -253,7 +253,7 @@ def simulate(
         left = -(-problem.rounds // problem.every) - done // problem.every
         blocks = min(blocks, left, most)
         began = time.perf_counter()
-        carry, rows = compiled.advance(problem, setting, carry, jnp.int32(blocks))
+        carry, rows = compiled.advance(problem, setting, carry, np.int32(blocks))
         carry = jax.block_until_ready(carry)
         seconds = time.perf_counter() - began
         done = int(np.max(np.asarray(carry.round)))
