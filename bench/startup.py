@@ -87,13 +87,18 @@ def measured(command: Command, folder: Path, turn: int) -> tuple[float, float, f
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, *command.arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env=os.environ | {"SILODP_CACHE": str(kept)},
+            env=environment() | {"SILODP_CACHE": str(kept)},
         )  # fmt: skip
         _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)  # nobody else may wait for it
     if process.returncode != command.code:
         raise SystemExit(f"{' '.join(command.arguments)}: {(folder / 'log').read_text()}")
     return used.ru_utime + used.ru_stime, time.perf_counter() - began, used.ru_maxrss / 1024
+
+
+def environment() -> dict[str, str]:
+    """A user's: Python keeps what it has compiled of its own, unless somebody tells it not to."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def summary(samples: Sequence[tuple[float, float, float]]) -> dict[str, Any]:

@@ -6,9 +6,12 @@ import os
 
 # Compiling takes a third of the time. What is computed is the same, but for the order of roundings. A program is
 # compiled in one piece: pieces cost a fifth more, and as many processes as cores leave nobody to share them with.
-QUICK = (
-    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-)
+OPTIONS: dict[str, str | bool] = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": "0",
+    "xla_cpu_parallel_codegen_split_count": "1",
+}
+QUICK = " ".join(f"--{name}={value}".lower() for name, value in OPTIONS.items())
 
 
 def compile_quickly() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,11 +16,12 @@ from silodp.data import FederatedData
 from silodp.deploy.coordinator import MessageFederation, checked
 from silodp.deploy.kept import KeptSilo
 from silodp.deploy.links import SiloProcess, heard
+from silodp.deploy.nursery import Nursery
 from silodp.deploy.pipes import set_up
 from silodp.deploy.silo import SiloServer
 from silodp.deploy.silo_process import reply
 from silodp.deploy.wire import Late, decode, encode, plain
-from silodp.errors import Refused
+from silodp.errors import Gone, Refused
 from silodp.plan.plan import Plan
 from silodp.run.runner import prepare
 from tests.cases import case
@@ -197,6 +199,24 @@ def test_a_stopped_silo_does_not_hang_the_server():
                 silo.receive()
         finally:
             os.kill(silo.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_silos_of_one_nursery_are_processes_of_their_own():
+    with Nursery() as nursery:
+        with SiloProcess(nursery=nursery) as one, SiloProcess(nursery=nursery) as other:
+            with pytest.raises(Refused, match="no plan yet"):
+                heard(one.ask(encode({"kind": "account"}, {})))
+            one.process.kill()
+            assert one.process.wait(timeout=10) == -signal.SIGKILL
+            with pytest.raises(Refused, match="no plan yet"):  # the other one lives on
+                heard(other.ask(encode({"kind": "account"}, {})))
+            assert other.process.poll() is None
+        assert other.process.poll() == 0
+        nursery.process.kill()
+        nursery.process.wait()
+        with pytest.raises(Gone, match="the process that starts silos ended"):
+            SiloProcess(nursery=nursery)
 
 
 def test_keys_are_agreed_on_with_everybodys_signature():

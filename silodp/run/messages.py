@@ -20,7 +20,7 @@ from silodp.run.answers import Answers
 from silodp.run.directory import RunDirectory
 from silodp.run.history import History
 from silodp.run.prepare import Prepared, assembled
-from silodp.run.simulate import drawn_round, measure_point, shown
+from silodp.run.simulate import chosen_round, compiler_options, measure_point, measure_quickly, shown
 
 Progress = Callable[[int, int], AbstractContextManager[Callable[[int, dict[str, float]], None]]]
 
@@ -50,7 +50,8 @@ class Carry(NamedTuple):
 
 def measured_at(prepared: Prepared) -> Callable[[jax.Array], dict[str, float]]:
     problem, algorithm = prepared.problem, prepared.plan.algorithm
-    return lambda x: {name: float(value) for name, value in measure_point(problem, algorithm, x).items()}
+    program = measure_point if compiler_options(problem) is None else measure_quickly
+    return lambda x: {name: float(value) for name, value in program(problem, algorithm, x).items()}
 
 
 def by_messages(prepared: Prepared, directory: RunDirectory, history: History, progress: Progress) -> Done:
@@ -91,7 +92,7 @@ def trained(
     kept: Answers | None,
 ) -> Carry:  # fmt: skip
     problem, algorithm, measured = prepared.problem, prepared.setting.algorithm, measured_at(prepared)
-    chosen = int(drawn_round(prepared.setting.key, problem.rounds))
+    chosen = int(chosen_round(prepared.setting.key, problem.rounds))
     carry = begun(prepared, fed, directory, history)
     with progress(problem.rounds, int(carry.round)) as bar:
         for r in range(int(carry.round), problem.rounds):

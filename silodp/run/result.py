@@ -22,7 +22,7 @@ from silodp.report.files import story_of
 from silodp.report.notebook import Certificate, of_story
 from silodp.run.baselines import baselines
 from silodp.run.directory import RunDirectory, versions
-from silodp.run.simulate import drawn_round
+from silodp.run.simulate import chosen_round
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,4 +130,4 @@ def round_of_drawn(prepared: Prepared) -> int:
     rounds, output = prepared.problem.rounds, prepared.setting.algorithm.output
     if output == "last":
         return rounds
-    return int(drawn_round(prepared.setting.key, rounds)) + (output != "before")
+    return int(chosen_round(prepared.setting.key, rounds)) + (output != "before")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import equinox as eqx
@@ -19,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
+from silodp.compiler import OPTIONS
 from silodp.core import SETTINGS, Algorithm, Door, averaged
 from silodp.facts import Participation
 from silodp.objective import ModelObjective
@@ -30,6 +30,7 @@ from silodp.server import Averaging
 
 ROWS = 64  # history rows that one call of the compiled program can return
 SECONDS_PER_CALL = 1.0  # progress is shown and a checkpoint taken about this often
+LITTLE = 2**25  # rounds x records x parameters: a run of less is over before a better program would be compiled
 
 
 class Problem(eqx.Module):
@@ -122,11 +123,19 @@ def whole_stage(problem: Problem, setting: Setting) -> tuple[Vector, Account]:
     return state.x, ends.accounts
 
 
-@partial(jax.jit, static_argnums=1)
+def compiler_options(problem: Problem) -> dict[str, str | bool] | None:
+    """How hard XLA shall try for a simulation; None: as it likes. What leaves a silo for real is compiled elsewhere."""
+    silos, records = jax.tree.leaves(problem.silos.records)[0].shape[:2]
+    return OPTIONS if problem.rounds * silos * records * problem.objective.parameters <= LITTLE else None
+
+
 def drawn_round(key: Key[Array, ""], rounds: int) -> Int[Array, ""]:
     """A uniformly drawn round: its iterate is the one that the theorems for nonconvex losses bound."""
     word = SeededRandomness(party_key(key, -1, SERVER)).bits("drawn", ())
     return (word % rounds).astype(jnp.int32)
+
+
+chosen_round = jax.jit(drawn_round, static_argnums=1, compiler_options=OPTIONS)  # the same, outside a program
 
 
 def block(problem: Problem, setting: Setting, carry: Carry) -> tuple[Carry, dict[str, Array]]:
@@ -141,6 +150,7 @@ def measured(problem: Problem, algorithm: Algorithm, x: Vector) -> dict[str, Arr
 
 
 measure_point = eqx.filter_jit(measured)  # one program for all runs of the same shapes, traced once for all its uses
+measure_quickly = cast(Any, eqx.filter_jit)(lambda *asked: measure_point(*asked), compiler_options=OPTIONS)
 
 
 def history_row(problem: Problem, setting: Setting, carry: Carry) -> dict[str, Array]:
@@ -201,7 +211,7 @@ def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool
         program = eqx.filter_vmap(advance, in_axes=axes, out_axes=(carries, 0), axis_name=SETTINGS)
     lowered = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, np.int32(1))
     lapack = sweep and "lapack_" in lowered.as_text()
-    return Compiled(lowered.compile(), time.perf_counter() - began, lapack)
+    return Compiled(lowered.compile(None if sweep else compiler_options(problem)), time.perf_counter() - began, lapack)
 
 
 def carry_axes(carry: Carry) -> Carry:
@@ -224,7 +234,8 @@ def start_program(problem: Problem, setting: Setting, *, sweep: bool) -> Start:
         single = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, setting)
         carries = carry_axes(jax.eval_shape(start, problem, single))
         mapped = eqx.filter_vmap(first, in_axes=(None, eqx.if_array(0)), out_axes=(carries, 0), axis_name=SETTINGS)
-    return cast(Start, eqx.filter_jit(mapped))
+    program = cast(Any, eqx.filter_jit(mapped))
+    return program if sweep else program.lower(problem, setting).compile(compiler_options(problem))
 
 
 def begin(
