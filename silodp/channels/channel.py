@@ -187,7 +187,8 @@ class Channel(eqx.Module):
     def accounted(self, declared: Declared, silo: int, streams: Sequence[Stream]) -> list[Releases]:
         """A silo's streams as the accountant sees them."""
         size = declared.facts.sizes[silo]
-        return [Releases(s.name, s.count, s.batch.sampling(size)) for s in streams]
+        # By its class: equinox makes an object of a method whenever an object's is named, and silos may be many.
+        return [Releases(s.name, s.count, type(s.batch).sampling(s.batch, size)) for s in streams]
 
     def accounted_as(self, stream: Stream) -> str:
         """The line of the account that a stream's releases belong to."""
