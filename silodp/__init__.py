@@ -1,6 +1,7 @@
 """silodp: one model across silos, record-level differential privacy, no trusted server needed.
 
-`SiloClassifier`, `SiloRegressor` and `load` need an epsilon and give a model that can be used.
+`SiloClassifier`, `SiloRegressor` and `load` need an epsilon and give a model that can be used; `ImageFeatures` goes
+before them.
 `train`, `sweep`, `resume`, `account` and `audit` are what one does; `load_data`, `build_model` and `algorithms` make
 what they take. `Algorithm`, `Channel`, `Compressor`, `Randomizer` and `register` are for parts of one's own.
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from silodp.estimators import load as load
     from silodp.facts import Facts as Facts
     from silodp.facts import Stream as Stream
+    from silodp.front.images import ImageFeatures as ImageFeatures
     from silodp.models import Model as Model
     from silodp.models import build_model as build_model
     from silodp.models import from_loss as from_loss
@@ -55,6 +57,7 @@ _HOMES = {
     "SiloClassifier": "silodp.estimators",
     "SiloRegressor": "silodp.estimators",
     "load": "silodp.estimators",
+    "ImageFeatures": "silodp.front.images",
     "load_data": "silodp.data",
     "load_model": "silodp.run.directory",
     "build_model": "silodp.models",

@@ -17,7 +17,7 @@ PROMISED = {
     "train", "sweep", "resume", "account", "audit", "load_data", "load_model", "register", "Algorithm", "Silo",
     "Federation", "Stream", "Release", "Public", "Channel", "Compressor", "Randomizer", "Config", "ConfigError",
     "FederatedData", "Model", "build_model", "from_loss", "Plan", "Facts", "Run", "Schema", "algorithms",
-    "channels", "SiloClassifier", "SiloRegressor", "load", "__version__", "from_torch", "to_torch",
+    "channels", "SiloClassifier", "SiloRegressor", "load", "__version__", "ImageFeatures", "from_torch", "to_torch",
 }  # fmt: skip
 
 

@@ -81,3 +81,11 @@ def _sides(step: Step, train: Table) -> tuple[int, int]:
         return channels_first(train.features).shape[2:]
     except ValueError as error:
         raise step.error(str(error)) from None
+
+
+STEPS: dict[str, Callable[[Step, Table], Fitted]] = {
+    "hog": hog,
+    "hog-colour": hog_colour,
+    "scattering": scattering,
+    "encoder": encoder,
+}

@@ -78,7 +78,7 @@ def unit_length(texts: Sequence[str]) -> bool:
     return bool(texts) and texts[-1].partition(":")[0].strip() in UNIT_LENGTH
 
 
-UNIT_LENGTH = ("hog", "hog-colour", "scattering", "encoder", "normalise", "pieces")
+UNIT_LENGTH = (*image_steps.STEPS, "normalise", "pieces")
 
 
 def categorical_columns(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -313,10 +313,7 @@ STEPS: dict[str, Callable[[Step, Table], Fitted]] = {
     "pca": _pca,
     "normalise": _normalise,
     "bias": _bias,
-    "hog": image_steps.hog,
-    "hog-colour": image_steps.hog_colour,
-    "scattering": image_steps.scattering,
-    "encoder": image_steps.encoder,
+    **image_steps.STEPS,
     "pieces": _pieces,
     "one-hot": _one_hot,
     "target-divide": _target_divide,
