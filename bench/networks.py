@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from silodp.run.sweep import run_configs
 
 HERE = Path(__file__).parent
 KEPT, PAGE, NOTES = HERE / "networks.json", HERE.parent / "docs" / "networks.md", HERE / "networks_notes.md"
-EPSILON, CLIP = 3.0, 0.1
+EPSILON, CLIP = 3.0, 0.5
 Change = dict[str, dict[str, Any]]
 
 NO_MEAN: Change = {"algorithm": {"average": 1}}
@@ -69,8 +70,8 @@ TASKS = {
     "mnist, cnn": Task(
         {"source": "mnist", "silos": 10, "limit": 10_000, "preprocess": ["divide:255"]},
         LENET,
-        minibatches(100, 60),
-        (2.0,),
+        minibatches(100, 100),
+        (2.0, 4.0, 8.0),
         {
             "recipe": {},
             "relu without norm": {"model": {"activation": "relu", "norm": "none"}},
@@ -78,7 +79,7 @@ TASKS = {
             "relu": RELU,
             "small start": SMALL_START,
             "last iterate": NO_MEAN,
-            "a quarter of the batch, four times the rounds": {"algorithm": minibatches(25, 240)},
+            "a quarter of the batch, four times the rounds": {"algorithm": minibatches(25, 400)},
             "five views": {"model": {"views": ["shift:1"]}},
         },
         "10,000 of MNIST's images, LeNet (44,426 parameters)",
@@ -121,9 +122,12 @@ def tree_of(task: Task, change: Change, step: float, seed: int) -> dict[str, Any
     }
 
 
-def accuracies(task: Task, data: FederatedData, change: Change, seed: int) -> list[float]:
-    configs = [parse_config(tree_of(task, change, step, seed)) for step in task.steps]
-    return [outcome.history[-1]["test_accuracy"] for outcome in run_configs(configs, data)]
+def accuracies(task: Task, data: FederatedData, change: Change, seeds: Sequence[int]) -> list[list[float]]:
+    """By seed and step; one program for all."""
+    points = [(seed, step) for seed in seeds for step in task.steps]
+    configs = [parse_config(tree_of(task, change, step, seed)) for seed, step in points]
+    found = [outcome.history[-1]["test_accuracy"] for outcome in run_configs(configs, data)]
+    return np.round(np.reshape(found, (len(seeds), -1)), 4).tolist()
 
 
 def kept() -> dict[str, list[float]]:
@@ -138,17 +142,14 @@ def keep(key: str, found: list[float]) -> None:
 
 
 def measure(names: list[str], seeds: int, most: int) -> None:
-    missing = [
-        (name, variant, seed)
-        for name in names for seed in range(seeds) for variant in TASKS[name].variants
-        if f"{name}|{variant}|{seed}" not in kept()
-    ]  # fmt: skip
-    loaded: dict[str, FederatedData] = {}
-    for name, variant, seed in missing[:most]:
-        if name not in loaded:
-            loaded = {name: load_data(**TASKS[name].data)}
-        change = TASKS[name].variants[variant]
-        keep(f"{name}|{variant}|{seed}", accuracies(TASKS[name], loaded[name], change, seed))
+    for name in names:
+        task, data = TASKS[name], None
+        for variant, change in task.variants.items():
+            missing = [seed for seed in range(seeds) if f"{name}|{variant}|{seed}" not in kept()]
+            if missing and most:
+                data, most = data or load_data(**task.data), most - 1
+                for seed, found in zip(missing, accuracies(task, data, change, missing), strict=True):
+                    keep(f"{name}|{variant}|{seed}", found)
 
 
 def rows_of(name: str, found: dict[str, list[float]]) -> list[str]:
@@ -180,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.networks", description=__doc__)
     parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all when left out")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--most", type=int, default=10_000, help="stop after so many new figures")
+    parser.add_argument("--most", type=int, default=10_000, help="stop after so many new rows")
     parser.add_argument("--print", action="store_true", help="measure nothing: write the page from what is kept")
     options = parser.parse_args()
     unknown = set(options.tasks) - set(TASKS)

@@ -27,20 +27,28 @@ def test_a_network_gets_large_batches_a_low_clip_and_normalised_layers():
     known = facts((6000, 4000))
     made = make_plan(auto(3.0), known).config
     options = made.algorithm
-    assert (options.name, options.batch, options.clip, options.weights) == ("dp-sgd", 400, 0.1, "size")
+    assert (options.name, options.batch, options.clip, options.weights) == ("dp-sgd", 400, 0.5, "size")
     assert (made.model.activation, made.model.norm, made.whiten) == ("tanh", "group", None)
     assert options.average == {"kind": "exponential", "decay": 0.9}
     told = reasons(auto(3.0), known)
     assert "batches of 400 records a silo" in told[0] and "tanh and group norm" in told[1]
 
 
-def test_more_noise_makes_shorter_steps():
+def test_more_noise_makes_a_shorter_path_in_fewer_rounds():
     known = facts((6000,) * 10)
-    long, short = (resolved(auto(*each), known).algorithm.step_size for each in ((8.0, "trusted"), (1.0, "untrusted")))
-    assert long == pytest.approx(20.0)
-    assert short is not None and 0 < short < 18
-    assert "as for large tasks" in reasons(auto(8.0), known)[2]
-    assert "of those of large tasks" in reasons(auto(1.0, "untrusted"), known)[2]
+    quiet, loud = (resolved(auto(*each), known).algorithm for each in ((8.0, "trusted"), (1.0, "untrusted")))
+    path = lambda chosen: chosen.rounds * chosen.step_size * chosen.clip
+    assert (quiet.rounds, path(quiet)) == (300, pytest.approx(600.0))
+    assert loud.rounds == 100 and 0 < path(loud) < 500
+    assert "300 rounds with steps of 2, a path of 600" in reasons(auto(8.0), known)[2]
+    assert "of that of large tasks" in reasons(auto(1.0, "untrusted"), known)[2]
+
+
+def test_given_rounds_share_the_path():
+    known = facts((6000,) * 10)
+    few = resolved(auto(8.0, rounds=50), known).algorithm
+    assert few.step_size is not None and 50 * few.step_size * 0.5 == pytest.approx(600.0)
+    assert "as many rounds as are given" in reasons(auto(8.0, rounds=50), known)[3]
 
 
 def test_what_is_given_stays():

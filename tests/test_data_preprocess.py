@@ -301,11 +301,16 @@ def test_colours_stand_beside_oriented_gradients_with_equal_weight(rng):
     images = rng.uniform(size=(3, 8, 8, 3)).astype(np.float32)
     out, _, _ = run(["hog-colour"], regression(images))
     gradients, _, _ = run(["hog"], regression(images))
-    np.testing.assert_allclose(out.features[:, :32], gradients.features / np.sqrt(2), atol=1e-6)
+    assert out.features.shape == (3, 32 + 12 + 16)
+    np.testing.assert_allclose(out.features[:, :32], gradients.features / 2, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(out.features, axis=1), 1, atol=1e-5)
+    red, green, blue = np.moveaxis(images, 3, 0)
+    for first, difference in ((44, (red - blue) / 2), (52, (2 * green - red - blue) / 4)):
+        expected = [slow_hog(layer[..., None].astype(np.float64), 8, 8) / 2 for layer in difference]
+        np.testing.assert_allclose(out.features[:, first : first + 8], expected, atol=1e-5)
     recoloured, _, _ = run(["hog-colour"], regression(images[..., ::-1]))
     np.testing.assert_allclose(recoloured.features[:, :36], out.features[:, :36], atol=1e-5)  # brightness stays
-    assert np.abs(recoloured.features[:, 36:] - out.features[:, 36:]).max() > 0.01
+    assert np.abs(recoloured.features[:, 36:44] - out.features[:, 36:44]).max() > 0.01
 
 
 @pytest.mark.parametrize(

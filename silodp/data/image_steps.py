@@ -31,7 +31,7 @@ def hog(step: Step, train: Table) -> Fitted:
 
 
 def hog_colour(step: Step, train: Table) -> Fitted:
-    """`hog-colour`, or `hog-colour:CELL`: oriented gradients, and beside them every cell's colours."""
+    """`hog-colour`, or `hog-colour:CELL`: oriented gradients, every cell's colours, and the colours' own gradients."""
     features = partial(with_colours, cell=_cell(step, train), orientations=HOG_ORIENTATIONS)
     detail = "oriented gradients and colours in cells of an image, every record by itself, to unit norm"
     return _mapped(step, features, detail)

@@ -66,9 +66,15 @@ def _told(starts: range) -> Iterable[int]:
 def with_colours(
     images: Float32[np.ndarray, "n ..."], cell: int, orientations: int
 ) -> Float32[np.ndarray, "n features"]:
-    """Oriented gradients, and beside them with equal weight every cell's brightness and colours."""
-    gradients, colours = oriented_gradients(images, cell, orientations), cell_colours(images, cell)
-    return (np.concatenate([gradients, colours], axis=1) / np.sqrt(np.float32(2))).astype(np.float32)
+    """Oriented gradients; every cell's brightness and colours; the colours' own gradients, in cells of twice the side.
+
+    All with equal weight. Those of colours bring more than finer cells or more orientations do, for fewer features.
+    """
+    layers = channels_first(images)
+    apart, twice = colours_apart(layers), min(2 * cell, *layers.shape[2:])
+    parts = [oriented_gradients(layers, cell, orientations), cell_colours(layers, cell)]
+    parts += [oriented_gradients(apart[:, [colour]], twice, orientations) for colour in range(1, apart.shape[1])]
+    return (np.concatenate(parts, axis=1) / np.sqrt(np.float32(len(parts)))).astype(np.float32)
 
 
 def cell_colours(images: Float32[np.ndarray, "n ..."], cell: int) -> Float32[np.ndarray, "n features"]:
