@@ -25,9 +25,11 @@ PARTS = {
     "noise": "bench.noise:noise",
     "sums": "bench.sums:sums",
     "startup": "bench.startup:startup",
+    "crowd": "bench.crowd:crowd",
+    "workers": "bench.workers:workers",
 }
 ONE_CORE = ("sweeps-one-core",)
-NEEDS_DATA = ("runs", "sweeps", *ONE_CORE)
+NEEDS_DATA = ("runs", "sweeps", "workers", *ONE_CORE)
 HERE = Path(__file__).parent
 # A worker that spins while it waits would be charged to whatever is timed next.
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4", "JAX_PLATFORMS": "cpu"}

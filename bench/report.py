@@ -198,6 +198,26 @@ DIFFERENCES = """sum of clip(gradient at x - gradient at y of a record) / record
 clipped passes, subtracted, are not the same thing (their sensitivity is that of two values, however close x and y are),
 so Opacus ghost clipping has no row; Opacus hooks gives per-record gradients, which are subtracted and clipped by hand.
 The plain gradients stand for ONE point."""
+
+
+def crowd_section(found: dict[str, Any]) -> str:
+    head = ["trust", "silos", "parameters", "CPU s a round", "wall s", "peak of the process, MB"]
+    numbers = lambda row: [number(row[key]) for key in ("cpu_s", "wall_s", "peak_mb")]
+    rows = [[trust, f"{row['silos']:,}", f"{row['parameters']:,}", *numbers(row)] for trust, row in found.items()]
+    return f"## Many silos\n\nA round of differences, once, in a process of its own.\n\n{markdown(head, rows)}"
+
+
+def workers_section(found: dict[str, Any]) -> str:
+    rows = [
+        [name, spread(row["cpu_s"]), spread(row["wall_s"]), str(row["samples"])] for name, row in found["rows"].items()
+    ]
+    faster = " and ".join(
+        f"{spread(found['faster'][time])} in {name}" for time, name in (("wall", "wall"), ("cpu", "CPU time"))
+    )
+    text = f"`silodp sweep --workers N` from start to end. One worker over two, turn by turn: {faster}."
+    return f"## Workers\n\n{text}\n\n{markdown(['16 settings of DIFF2-GD', 'CPU s', 'wall s', 'samples'], rows)}"
+
+
 SECTIONS: dict[str, Any] = {
     "values": gradient_section("Clipped mean of values", VALUES),
     "differences": gradient_section("Clipped mean of differences", DIFFERENCES),
@@ -211,4 +231,6 @@ SECTIONS: dict[str, Any] = {
     "noise": noise_section,
     "sums": sums_section,
     "startup": startup_section,
+    "crowd": crowd_section,
+    "workers": workers_section,
 }

@@ -121,6 +121,26 @@ def startup(found: Found) -> str:
     return markdown(["from start to end", "CPU s", "wall s", "peak, MB"], rows)
 
 
+def crowd(found: Found) -> str:
+    rows = [
+        [
+            f"{row['silos']:,} silos, {row['parameters']:,} parameters, {trust}",
+            number(row["cpu_s"]),
+            number(row["peak_mb"]),
+        ]
+        for trust, row in found["crowd"]["found"].items()
+    ]
+    return markdown(["a simulation of many silos", "CPU s a round", "peak of the process, MB"], rows)
+
+
+def workers(found: Found) -> str:
+    rows = [
+        [name, number(row["cpu_s"][1]), number(row["wall_s"][1])]
+        for name, row in found["workers"]["found"]["rows"].items()
+    ]
+    return markdown(["16-setting sweep, from start to end", "CPU s", "wall s"], rows)
+
+
 TABLES: dict[str, Any] = {
     "values": gradients("values"),
     "differences": gradients("differences"),
@@ -133,4 +153,6 @@ TABLES: dict[str, Any] = {
     "noise": noise,
     "sums": sums,
     "startup": startup,
+    "crowd": crowd,
+    "workers": workers,
 }

@@ -30,7 +30,7 @@ from silodp.server import Averaging
 
 ROWS = 64  # history rows that one call of the compiled program can return
 SECONDS_PER_CALL = 1.0  # progress is shown and a checkpoint taken about this often
-LITTLE = 2**25  # rounds x records x parameters: a run of less is over before a better program would be compiled
+LITTLE = 2**22  # rounds x records x parameters: a run of less is over before a better program would be compiled
 
 
 class Problem(eqx.Module):
