@@ -174,7 +174,7 @@ def measured(task: str, net: Network, rounds: int, seed: int, points: Sequence[P
 GRID: list[Point] = [(*cell, clip, path) for cell, clip, path in itertools.product(CELLS, CLIPS, PATHS)]
 PART_ROUNDS = 100
 PART_CELLS = (("trusted", 3.0), ("untrusted", 1.0))
-PART_POINTS: list[Point] = [(*cell, CLIP, path) for cell, path in itertools.product(PART_CELLS, PATHS)]
+PART_POINTS: list[Point] = [(*cell, CLIP, path) for cell, path in itertools.product(PART_CELLS, PATHS[3:])]
 PARTS = {
     "recipe": (RECIPE, PART_ROUNDS),
     "relu": (Network(activation="relu"), PART_ROUNDS),
@@ -187,24 +187,30 @@ PARTS = {
 }
 
 
-def rule_of(task: str, cell: tuple[str, float]) -> tuple[int, list[Point]]:
-    """What `auto` takes for a cell: rounds, and a point."""
+def rule_of(task: str) -> dict[int, list[Point]]:
+    """What `auto` takes: the cells' points, by rounds."""
     (x, y), _ = loaded(task)
     parameters = (x.shape[1] + 1) * RECIPE.width + (RECIPE.width + 1) * y.shape[1]
-    nu = math.sqrt(parameters) * planned(*cell, 1, 1.0, len(x) // SILOS)
-    return rounds_of(nu), [(*cell, CLIP, path_of(nu))]
+    points: dict[int, list[Point]] = {}
+    for cell in CELLS:
+        nu = math.sqrt(parameters) * planned(*cell, 1, 1.0, len(x) // SILOS)
+        points.setdefault(rounds_of(nu), []).append((*cell, CLIP, path_of(nu)))
+    return points
 
 
 def asked(task: str, seeds: int) -> Iterator[tuple[str, Network, int, int, list[Point]]]:
     """Key, network, rounds, seed and points of everything that is measured for a task."""
-    for seed in range(seeds):
-        for trust, epsilon in CELLS:
-            rounds, point = rule_of(task, (trust, epsilon))
-            yield f"{task}|rule, {trust}, {epsilon:g}|{seed}", RECIPE, rounds, seed, point
-        for rounds in ROUNDS:
-            yield f"{task}|grid of {rounds}|{seed}", RECIPE, rounds, seed, GRID
-        for part, (net, rounds) in PARTS.items():
-            yield f"{task}|{part}|{seed}", net, rounds, seed, PART_POINTS
+    for rounds, points in rule_of(task).items():
+        cells = " and ".join(cell_name(trust, epsilon) for trust, epsilon, *_ in points)
+        yield from ((f"{task}|rule: {cells}|{seed}", RECIPE, rounds, seed, points) for seed in range(seeds))
+    for rounds in ROUNDS:
+        yield from ((f"{task}|grid of {rounds}|{seed}", RECIPE, rounds, seed, GRID) for seed in range(seeds))
+    for part, (net, rounds) in PARTS.items():
+        yield from ((f"{task}|{part}|{seed}", net, rounds, seed, PART_POINTS) for seed in range(seeds))
+
+
+def cell_name(trust: str, epsilon: float) -> str:
+    return f"{trust}, epsilon {epsilon:g}"
 
 
 def kept() -> dict[str, Any]:
@@ -233,14 +239,21 @@ def tables() -> str:
 
 
 def rule_table(task: str, found: dict[str, Any]) -> str:
-    rules = [seeds_of(task, f"rule, {trust}, {epsilon:g}", found) for trust, epsilon in CELLS]
-    if not all(map(len, rules)):
+    rules = {cell: rule_figures(task, cell_name(*cell), found) for cell in CELLS}
+    if not all(map(len, rules.values())):
         return ""
     grids = {r: own.mean(axis=0) for r in ROUNDS if len(own := seeds_of(task, f"grid of {r}", found))}
     said = "the rule was chosen on this task" if task in CHOSEN_ON else "this task had no say in the rule"
-    head = ["| trust, epsilon | `auto` | best of the grid | that is |", "|---|---|---|---|"]
-    rows = [rule_row(cell, i, rules[i][:, RUNNING, 0], grids) for i, cell in enumerate(CELLS)]
-    return "\n".join([f"### {task}, mlp: {said}", "", f"{TOLD[task]} Seeds: {len(rules[0])}.", "", *head, *rows])
+    head = ["| | `auto` | best of the grid | that is |", "|---|---|---|---|"]
+    rows = [rule_row(cell, i, rules[cell], grids) for i, cell in enumerate(CELLS)]
+    return "\n".join([f"### {task}, mlp: {said}", "", f"{TOLD[task]} Seeds: {len(rules[CELLS[0]])}.", "", *head, *rows])
+
+
+def rule_figures(task: str, cell: str, found: dict[str, Any]) -> np.ndarray:
+    """By seed."""
+    begin = f"{task}|rule: "
+    cells = {key: key.removeprefix(begin).split("|")[0].split(" and ") for key in found if key.startswith(begin)}
+    return np.array([found[key][RUNNING][names.index(cell)] for key, names in cells.items() if cell in names])
 
 
 def rule_row(cell: tuple[str, float], i: int, rule: np.ndarray, grids: dict[int, np.ndarray]) -> str:
@@ -250,7 +263,7 @@ def rule_row(cell: tuple[str, float], i: int, rule: np.ndarray, grids: dict[int,
     )
     _, _, clip, path = GRID[own][at]
     shown = f"{rounds} rounds, step {path / rounds:.3g}, clip {clip:g}, {OUTPUTS[output]}"
-    return f"| {cell[0]}, {cell[1]:g} | {rule.mean():.4f} | {best:.4f} ({rule.mean() - best:+.4f}) | {shown} |"
+    return f"| {cell_name(*cell)} | {rule.mean():.4f} | {best:.4f} ({rule.mean() - best:+.4f}) | {shown} |"
 
 
 def part_table(task: str, found: dict[str, Any]) -> str:
@@ -260,7 +273,7 @@ def part_table(task: str, found: dict[str, Any]) -> str:
     shown = [(part, own[:, RUNNING]) for part, own in measured_parts.items()]
     recipe = measured_parts["recipe"]
     shown[1:1] = [(OUTPUTS[o], recipe[:, o]) for o in range(len(OUTPUTS)) if o != RUNNING]
-    heads = [f"{trust}, epsilon {epsilon:g}" for trust, epsilon in PART_CELLS]
+    heads = [cell_name(*cell) for cell in PART_CELLS]
     rows = [f"| {part} ({len(own)}) | {' | '.join(part_cells(own, recipe[:, RUNNING]))} |" for part, own in shown]
     return "\n".join([f"| {task}, mlp (seeds) | {' | '.join(heads)} |", "|---|" + "---|" * len(heads), *rows])
 
@@ -280,11 +293,13 @@ def part_cells(own: np.ndarray, recipe: np.ndarray) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.network_rule", description=__doc__)
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all when left out")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; all when left out")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", default="", help="what begins so: rule, grid, or a part")
     parser.add_argument("--print", action="store_true", help="measure nothing: print the tables of what is kept")
     options = parser.parse_args()
+    if unknown := set(options.tasks) - set(TASKS):
+        parser.error(f"no such task: {', '.join(sorted(unknown))}")
     for task in [] if options.print else options.tasks or list(TASKS):
         for key, net, rounds, seed, points in asked(task, options.seeds):
             if key not in kept() and key.split("|")[1].startswith(options.only):

@@ -1,9 +1,9 @@
-"""`python -m bench.networks [TASK ...] [--seeds N] [--print]`: what each part of a network's recipe brings.
+"""`python -m bench.networks [TASK ...] [--seeds N] [--print]`: what each part of a LeNet's recipe brings.
 
 Every variant is the recipe with one thing changed. It is tried with every step of its task's list, and the best on test
 records is shown: all figures here are chosen with a look at test records, alike for all variants. Numbers are kept in
 bench/networks.json as soon as they are measured, so that a stopped run goes on where it was. The page is
-docs/networks.md.
+docs/networks.md, with the tables of bench.network_rule, which has the mlps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import network_rule
 from silodp.data import FederatedData, load_data
 from silodp.parse import parse_config
 from silodp.run.sweep import run_configs
@@ -35,7 +36,7 @@ SMALL_START: Change = {"model": {"initial": "normal", "initial_scale": 0.03}}
 
 @dataclass(frozen=True)
 class Task:
-    """Records in ten silos, the recipe's model and algorithm, steps that are tried (in clip norms), and variants."""
+    """Records in ten silos, the recipe's model and algorithm, steps that are tried, and variants."""
 
     data: dict[str, Any]
     model: dict[str, Any]
@@ -50,22 +51,7 @@ def minibatches(batch: int, rounds: int) -> dict[str, Any]:
     return {"name": "dp-sgd", "batch": batch, "rounds": rounds, "clip": CLIP, "weights": "size", "average": mean}
 
 
-def variants_of_mlp(batch: int, rounds: int) -> dict[str, Any]:
-    """The recipe with these minibatches, and with one thing changed."""
-    whole = {**minibatches(batch, -(-rounds // 4)), "name": "dp-gd", "batch": None}
-    return {
-        "recipe": {},
-        "relu": RELU,
-        "without norm": PLAIN,
-        "small start": SMALL_START,
-        "last iterate": NO_MEAN,
-        "a quarter of the batch, four times the rounds": {"algorithm": minibatches(batch // 4, 4 * rounds)},
-        "every record, a quarter of the rounds": {"algorithm": whole},
-    }
-
-
 LENET = {"kind": "cnn", "activation": "tanh", "norm": "group"}
-MLP = {"kind": "mlp", "hidden": [32], "activation": "tanh", "norm": "group"}
 TASKS = {
     "mnist, cnn": Task(
         {"source": "mnist", "silos": 10, "limit": 10_000, "preprocess": ["divide:255"]},
@@ -79,26 +65,11 @@ TASKS = {
             "relu": RELU,
             "small start": SMALL_START,
             "last iterate": NO_MEAN,
+            "clip norm 0.1": {"algorithm": {"clip": 0.1}},
             "a quarter of the batch, four times the rounds": {"algorithm": minibatches(25, 400)},
             "five views": {"model": {"views": ["shift:1"]}},
         },
         "10,000 of MNIST's images, LeNet (44,426 parameters)",
-    ),
-    "covtype, mlp": Task(
-        {"source": "covtype", "silos": 10, "limit": 20_000, "test": 0.2, "preprocess": ["standardise"]},
-        MLP,
-        minibatches(400, 150),
-        (2.0, 4.0),
-        {**variants_of_mlp(400, 150), "64 hidden": {"model": {"hidden": [64]}}},
-        "20,000 records of Covertype, 7 classes, 32 hidden units (2,000 parameters)",
-    ),
-    "mnist, mlp on hog": Task(
-        {"source": "mnist", "silos": 10, "limit": 10_000, "preprocess": ["hog"]},
-        MLP,
-        minibatches(250, 100),
-        (2.0, 4.0),
-        variants_of_mlp(250, 100),
-        "10,000 of MNIST's images as oriented gradients, 32 hidden units (12,900 parameters)",
     ),
     "cifar10, cnn": Task(
         {"source": "cifar10", "silos": 10, "limit": 10_000, "preprocess": ["divide:255"]},
@@ -112,8 +83,9 @@ TASKS = {
 
 
 def tree_of(task: Task, change: Change, step: float, seed: int) -> dict[str, Any]:
-    """`step` is in clip norms: what matters, where nearly every gradient is clipped."""
-    algorithm = {**task.algorithm, **change.get("algorithm", {}), "step_size": step / CLIP}
+    """`step`: how far parameters move at most."""
+    algorithm = {**task.algorithm, **change.get("algorithm", {})}
+    algorithm["step_size"] = step / algorithm["clip"]
     return {
         "model": {**task.model, **change.get("model", {})},
         "privacy": {"epsilon": EPSILON, "trust": "trusted"},
@@ -167,11 +139,11 @@ def rows_of(name: str, found: dict[str, list[float]]) -> list[str]:
 
 
 def write_page(found: dict[str, list[float]]) -> str:
-    parts = [NOTES.read_text(encoding="utf-8").rstrip()]
+    parts = [NOTES.read_text(encoding="utf-8").rstrip(), network_rule.tables()]
     for name, task in TASKS.items():
         if rows := rows_of(name, found):
-            head = ["| variant | accuracy (seeds) | against the recipe | step, in clip norms |", "|---|---|---|---|"]
-            parts.append("\n".join([f"## {name}", "", f"{task.told}.", "", *head, *rows]))
+            head = ["| variant | accuracy (seeds) | against the recipe | step |", "|---|---|---|---|"]
+            parts.append("\n".join([f"### {name}", "", f"{task.told}.", "", *head, *rows]))
     text = "\n\n".join(parts) + "\n"
     PAGE.write_text(text, encoding="utf-8")
     return text
