@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Shaped
 
 from silodp.data.cells import Cells, is_missing, label
-from silodp.data.kinds import Category
+from silodp.data.kinds import Category, Column, Date, Flag, Number, Ordered
 from silodp.errors import ConfigError
 from silodp.later import Later
 
@@ -25,12 +25,12 @@ else:
     pd = Later("pandas")
 
 
-HINTS = {
-    "number": ", or list codes of empty cells in empty = [...]",
-    "category": "",
-    "ordered": ', or use kind = "category"',
-    "date": ", or give format = [...], as for strptime",
-    "flag": ', or use kind = "category" with same = [...]',
+HINTS: dict[type[Column], str] = {
+    Number: ", or list codes of empty cells in empty = [...]",
+    Category: "",
+    Ordered: ', or use kind = "category"',
+    Date: ", or give format = [...], as for strptime",
+    Flag: ', or use kind = "category" with same = [...]',
 }
 
 
@@ -114,7 +114,7 @@ def _cells(schema: Schema, read: dict[str, Cells], source: str, fitting: bool) -
     for name, cells in read.items():
         column, where = schema.used[name], f"{source}: column '{name}'"
         empty = column.fill() is not None
-        fix = ("correct or empty them" if empty else "correct them") + (HINTS[column.kind] if fitting else "")
+        fix = ("correct or empty them" if empty else "correct them") + (HINTS[type(column)] if fitting else "")
         yield from _wrong(cells, where, column.allowed(), fix)
         if not empty and cells.missing.any():
             more = ", or give the column missing = a public constant" if fitting else ""
