@@ -26,10 +26,9 @@ from bench.tasks import TASKS, Split, Task, in_pieces, split
 from bench.utility_page import KEPT, write_page
 from silodp.cluster import Place, place_of, spread
 from silodp.data import FederatedData
-from silodp.data.preprocess import PIECES
 from silodp.parse import parse_config
 from silodp.plan import auto as recipe
-from silodp.plan.make import pieces_pay
+from silodp.plan.make import knots_that_pay
 from silodp.plan.objects import facts_of
 from silodp.run.sweep import run_configs
 from silodp.stages import whiten
@@ -68,8 +67,8 @@ def scores(task: Task, data: FederatedData, configs: list[Any]) -> list[float]:
 def auto(task: Task, data: FederatedData, epsilon: float, trust: str, seed: int) -> float:
     """With the public step `pieces` where it says that this pays, as the estimators do."""
     asked = config(task, epsilon, trust, seed, {"name": "auto"}, whiten={"scale": 1.0})
-    pays = pieces_pay(asked, facts_of(data), data.input_shape[0] * (PIECES + 1))
-    return scores(task, in_pieces(data) if pays else data, [asked])[0]
+    knots = knots_that_pay(asked, facts_of(data), lambda knots: data.input_shape[0] * (knots + 1))
+    return scores(task, in_pieces(data, knots) if knots else data, [asked])[0]
 
 
 def auto_on_pieces(task: Task, data: FederatedData, epsilon: float, trust: str, seed: int) -> float:

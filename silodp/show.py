@@ -217,7 +217,10 @@ def print_landscape(found: dict[str, Any]) -> None:
     for i, epsilon in enumerate(found["epsilons"]):
         table.add_row(f"{epsilon:g}", *(f"{row[i]:.3g}" for row in found["nu"].values()))
     console.print(table)
-    told("At 1 noise is as long as the longest gradient. `auto` lowers its clip norms from 0.02 on (squares: 0.005).")
+    from silodp.plan.auto import CLASSES, SQUARES
+
+    limits = f"`auto` lowers its clip norms from {CLASSES.noise:g} on (squares: {SQUARES.noise:g})."
+    told(f"At 1 noise is as long as the longest gradient. {limits}")
 
 
 def print_account(result: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import silodp
+from silodp.channels.pvec import Summed
 from silodp.config import DataConfig, WhitenConfig
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
@@ -19,6 +20,7 @@ from silodp.plan.auto import SHARES
 from silodp.plan.certificate import settle
 from silodp.plan.make import make_plan, reasons, resolved
 from silodp.plan.plan import Plan
+from silodp.randomness import SeededRandomness
 from silodp.releases import Account, Squares, packed, unpacked
 from silodp.run.prepare import prepare
 from silodp.run.sweep import run_configs
@@ -28,6 +30,7 @@ from silodp.stages.whiten import Moment, reach_of, rescaling_of, shift_of, told_
 from tests.conftest import made_data
 
 DATA = made_data((60, 35, 45))
+SUMS = {"name": "dp-gd", "rounds": 4, "step_size": 2.0, "clip": 0.5, "weights": "size", "randomizer": "pvec"}
 
 
 def case(**changes):
@@ -166,13 +169,15 @@ def test_a_told_plan_must_have_its_configs_stages():
 
 
 AGGREGATED = pytest.param("aggregated", "full", marks=pytest.mark.slow)
+SHUFFLED = pytest.param("shuffled", "full", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("trust", "moment"), [("trusted", "full"), ("untrusted", "diagonal"), AGGREGATED])
+@pytest.mark.parametrize(("trust", "moment"), [("trusted", "full"), ("untrusted", "diagonal"), AGGREGATED, SHUFFLED])
 def test_messages_are_the_simulation(trust, moment, tmp_path):
     """With every stage that there is."""
     stages = {"scale": {"columns": [0, 3]}, "evaluate": {"held_out": 0.3}, "whiten": {"moment": moment}}
     tree = case(privacy={"epsilon": 4.0, "trust": trust}, **stages).model_dump(exclude_unset=True)
+    tree["algorithm"] |= {"randomizer": "pvec", "weights": "size"} if trust == "shuffled" else {}
     one = silodp.train(parse_config(tree), data=DATA, out=tmp_path / "one")
     run = {"mode": "messages", "test_seed": True}
     other = silodp.train(parse_config(tree | {"run": run}), data=DATA, out=tmp_path / "other")
@@ -267,10 +272,6 @@ def test_a_model_of_ones_own_must_take_the_constant():
         ({"whiten": {"share": 1.0}}, r"whiten.share = 1.0: must be a finite number greater than 0 and less than 1"),
         ({"privacy": {"epsilon": 1.0, "calibration": "paper"}}, "centre: no paper prints its noise"),
         (
-            {"algorithm": {"name": "auto"}, "privacy": {"epsilon": 1.0, "trust": "shuffled"}},
-            "not under trust 'shuffled'",
-        ),
-        (
             {"algorithm": {"name": "auto"}, "model": {"kind": "a:b"}},
             "no recipe for model.kind = 'a:b'; known: logistic",
         ),
@@ -314,13 +315,45 @@ def test_auto_is_its_recipe_and_keeps_what_is_given():
     assert prepared.problem.average == 6
 
 
+def test_auto_releases_sums_under_a_shuffler_with_hardly_more_noise_than_a_trusted_servers():
+    plans = [
+        prepare(parse_config({"privacy": {"epsilon": 2.0, "trust": t}, "algorithm": {"name": "auto"}}), DATA).plan
+        for t in ("trusted", "shuffled")
+    ]
+    assert isinstance(plans[1].channel, Summed) and plans[1].before == plans[0].before
+    for stage, stream in (("centre", "centre"), ("whiten", "moment"), ("train", "value")):
+        one, other = (plan.training if stage == "train" else plan.at(stage) for plan in plans)
+        assert 1 < other.std_of_average(stream) / one.std_of_average(stream) < 1.2
+
+
+def test_rounded_squares_move_by_no_more_than_the_coins_are_counted_for():
+    """Orthogonal neighbours, as long as allowed: the worst there are."""
+    plan = prepare(case(privacy={"epsilon": 4.0, "trust": "shuffled"}, algorithm=SUMS), DATA).plan
+    stage = plan.at("whiten")
+    channel, asked = stage.noised, stage.algorithm
+    assert isinstance(channel, Summed) and isinstance(asked, Moment)
+    protocol, rounds = channel.protocols["moment"], jax.random.split(jax.random.key(0), (50, 2))
+    rows = np.linalg.qr(np.random.default_rng(0).normal(size=(50, asked.features, asked.features)))[0][:, :2]
+    squares = [Squares(lambda record: record, asked.features).clipped(jnp.asarray(9 * r), asked.unit) for r in rows]
+    rounded = [
+        [protocol.round(v[i : i + 1], asked.unit, SeededRandomness(keys[i]))[0] for i in (0, 1)]
+        for v, keys in zip(squares, rounds, strict=True)
+    ]
+    moved = max(np.linalg.norm(np.asarray(one - other)) for one, other in rounded)
+    before = max(float(jnp.linalg.norm(v[0] - v[1])) for v in squares) * channel.grid / 2 / asked.unit
+    assert moved <= channel._shift(stage.declared, "moment")
+    assert before == pytest.approx(channel.grid / np.sqrt(2), rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("sizes", "features", "epsilon", "trust", "moment"),
     [
         ((3900,) * 10, 123, 1.0, "untrusted", "full"),
         ((6000,) * 10, 784, 1.0, "untrusted", "diagonal"),
-        ((114,) * 4, 30, 1.0, "trusted", "diagonal"),
+        ((114,) * 4, 30, 0.25, "trusted", "diagonal"),
+        ((114,) * 4, 30, 0.25, "shuffled", "diagonal"),
         ((114,) * 4, 30, 8.0, "trusted", "full"),
+        ((114,) * 4, 30, 8.0, "shuffled", "full"),
         ((100_000,) * 4, 2500, 8.0, "trusted", "diagonal"),
     ],
 )

@@ -156,6 +156,7 @@ class Channel(eqx.Module):
         "over records is part of their bounds"
     )
     gaussian: ClassVar[bool] = True  # what it releases are means with Gaussian noise
+    sums: ClassVar[bool] = True  # what it releases are means over records, of whatever stages ask for
     alone_is_private: ClassVar[bool] = False  # whether one silo's answer may be used without the others'
     hides_sizes: ClassVar[bool] = False  # nobody learns how many records are in a message
     weighs_by_size: ClassVar[bool] = False  # silos weigh what they send, as a theorem for this channel expects

@@ -44,6 +44,7 @@ from silodp.privacy.coins import (
 from silodp.privacy.kinds import Releases, Spent
 from silodp.randomness import Randomness, Scoped, Shape, Step
 from silodp.releases import Account, Answer, Vector
+from silodp.sampling import SQUARES_MOVE
 
 SAME_CLIP = 1e-3  # by how much the clip norms of parts may differ: silos compute them alike, but for rounding
 _LARGEST_TABLE_BITS = 2**38  # a table of 7 million entries
@@ -216,7 +217,11 @@ class Summed(Channel):
         return float(self.std_over_clip(name, nominal, declared)[0])
 
     def _shift(self, declared: Declared, name: str) -> float:
-        return sensitivity(self.grid, known_dimension(declared, name))
+        return sensitivity(self._moved(declared, name), known_dimension(declared, name))
+
+    def _moved(self, declared: Declared, name: str) -> float:
+        """By how many levels a sum moves when one record is replaced; squares v v^T move less than other vectors."""
+        return self.grid * (SQUARES_MOVE / 2 if declared.each(name)[0].squares else 1.0)
 
     def left_if(self, own: Sequence[Spent], silo: int, declared: Declared, delta: float, records: int = 1) -> Levels:
         """What is left when only this silo's own coins are secret.
@@ -246,15 +251,15 @@ class Summed(Channel):
 
     def _protocol(self, declared: Declared, name: str, multipliers: Array | None) -> PVec:
         """P_vec with the fewest coins that give the planned multiplier, also when the smallest silos take part."""
-        size = known_dimension(declared, name)
+        size, moved = known_dimension(declared, name), self._moved(declared, name)
         sent = coins_for(declared, name)
         most = [s.batch.most(n) for s, n in zip(declared.each(name), declared.facts.sizes, strict=True)]
         records = int(declared.facts.fewest(sent))
         needed = 0.0 if multipliers is None else float(np.max(np.asarray(multipliers)))
-        target = (2 * needed * sensitivity(self.grid, size)) ** 2
+        target = (2 * needed * sensitivity(moved, size)) ** 2
         least = max(2, 2 * int(np.ceil(max(target, FEWEST_BITS) / records / 2)))
         per_record = least
-        while gaussian_multiplier(per_record * records, self.grid, size) < needed:
+        while gaussian_multiplier(per_record * records, moved, size) < needed:
             per_record += max(2, 2 * (per_record // 20_000))
         try:
             return PVec(self.grid, per_record, sent, most)

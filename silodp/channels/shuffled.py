@@ -58,6 +58,7 @@ class Shuffled(Channel):
 
     name: ClassVar[str] = "shuffled"
     gaussian: ClassVar[bool] = False
+    sums: ClassVar[bool] = False
     weighs_by_size: ClassVar[bool] = True
     setting: ClassVar[str] = "in the shuffle model"
     sees: ClassVar[str] = (

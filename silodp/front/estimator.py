@@ -15,7 +15,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from silodp import registry
 from silodp.config import AlgorithmConfig, Config, ModelConfig
-from silodp.data.preprocess import PIECES
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData
 from silodp.errors import ConfigError
@@ -266,14 +265,13 @@ def described(
 
 def knots_for(estimator: Any, config: Config, data: FederatedData) -> int:
     """Of the broken lines that numbers become where all is left to `auto` and it says that they pay; 0: none."""
-    from silodp.plan.make import pieces_pay
+    from silodp.plan.make import knots_that_pay
     from silodp.plan.objects import facts_of
 
     schema = estimator.schema_
     if schema is None or not schema.numbers or estimator.model is not None or config.algorithm.name != registry.AUTO:
         return 0
-    features = len(schema.in_pieces(PIECES).feature_names)
-    return PIECES if pieces_pay(config, facts_of(data), features) else 0
+    return knots_that_pay(config, facts_of(data), lambda knots: len(schema.in_pieces(knots).feature_names))
 
 
 def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config, Model | None]:

@@ -4,12 +4,14 @@ The recipe was found by measurement (`python -m bench.utility` measures it again
 second moment, then few rounds of DP-GD with long steps, a little momentum and the mean of the last iterates. Its
 constants are the same for all data.
 
-    nu   = sqrt(parameters) * (noise on the average gradient, in clip norms, were it the only release)
+    nu   = sqrt(features) * (noise on the average gradient, in clip norms, were it the only release)
     dear = (largest eigenvalue of the noise in a full second moment) / (mean eigenvalue of the moment)
 
-nu is the length of the noise relative to the longest signal. The smaller a task is, the larger nu, and the lower the
-clip norms: noise is then worse than bias. A moment that is too dear tells less than it costs: then each feature is
-scaled by its own mean square, which is far fewer numbers. Networks: silodp.plan.auto_networks.
+nu is the length of the noise relative to the longest signal, for one class. The smaller a task is, the larger nu, and
+the lower the clip norms, and with them the length of a step: noise is then worse than bias. A moment that is too dear
+tells less than it costs: then each feature is scaled by its own mean square, which is far fewer numbers. Under a
+shuffler sums of rounded integers and coins are released (P_vec), whose noise is hardly more than a trusted server's.
+Networks: silodp.plan.auto_networks.
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ from silodp.stages.whiten import dearness
 
 ROUNDS, AVERAGE = 20, 10
 OPTIMISER = {"kind": "nesterov", "momentum": 0.5}
-DEAR = 10.0  # from here on a diagonal is as good as a full moment, or better
+DEAR = 25.0  # from here on a diagonal is as good as a full moment, or better
 MOST_FEATURES = 2000  # of a full moment: beyond, its numbers are too many to compute and send
-SHARES = {"full": 0.2, "diagonal": 0.05}  # of mu^2
-# Numbers become broken lines (an additive model) where the moment of all their features is no dearer than this: the gas
-# turbine gains .17, diamonds .07, California .03 to .07, covtype .015; a standardised California loses .04 at 7.
-DEAR_IN_PIECES = 6.0
+SHARES = {"full": 0.15, "diagonal": 0.05}  # of mu^2
+# Numbers become broken lines (an additive model) of the most knots whose features have a moment that is no dearer than
+# this: the gas turbine gains .1, California .02 to .06, covtype .01; California loses .02 at 8.
+KNOTS, DEAR_IN_PIECES = (7, 5, 3), 6.0
 RECORDS_FOR_PIECES = 100  # for each feature, where there is no noise
+# P_vec rounds each number to a grid: what this adds to a sum's sensitivity is 2 sqrt(numbers) / levels of it.
+LEVELS, FEWEST_LEVELS, MOST_LEVELS = 20, 200, 2000  # a root of the numbers; more make larger tables of coins
+LARGEST_SUM = 2**30  # in units of the grid
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,11 @@ class Recipe:
         return self.clip * min(1.0, (self.noise / nu) ** self.power)
 
 
-SQUARES = Recipe(0.4, 4.0, 0.005, 1 / 2)  # of loss r^2
+CLASSES = Recipe(16.0, 0.25, 0.01, 2 / 3)
+SQUARES = Recipe(0.5, 6.0, 0.003, 2 / 3)  # of loss r^2
 RECIPES = {
-    "logistic": Recipe(8.0, 0.5, 0.02, 1 / 3),
-    "softmax": Recipe(8.0, 0.5, 0.02, 1 / 3),
+    "logistic": CLASSES,
+    "softmax": CLASSES,
     "linear": SQUARES,
     "ridge": SQUARES,
 }
@@ -96,11 +102,12 @@ def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]
         "step_size": recipe.step,
         "weights": "size",
         "optimiser": OPTIMISER,
+        **sums_of(config, facts),
     }
     std = 0.0
     if private:
         std = noise(single_release(config, options))
-        options["clip"] = recipe.clip_at(math.sqrt(parameters_of(config, facts)) * std)
+        options["clip"] = recipe.clip_at(nu_of(facts, std))
         if recipe is SQUARES:  # whose gradients are as long as what is left of the target
             options["clip"] *= (config.whiten or WhitenConfig()).target
     given = config.algorithm.model_dump(exclude_unset=True, exclude={"name"})
@@ -115,30 +122,52 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     if not config.privacy.private:
         return ["without a target there is no noise: a full second moment costs nothing"]
     std = whole(config, noise)
-    nu = math.sqrt(parameters_of(config, facts)) * std
+    nu = nu_of(facts, std)
     recipe = RECIPES[config.model.kind]
     clip = f"noise of the whole budget in one release is {nu:.2g} of the longest gradient"
     lower = f"clip norms are {recipe.clip_at(nu) / recipe.clip:.0%} of those of large tasks: {clip}"
     full = f"clip norms are those of large tasks: {clip} (limit {recipe.noise:g})"
     given = config.whiten is not None and "moment" in config.whiten.model_fields_set
-    moment = [] if given else [reason_of(facts, std, (config.whiten or WhitenConfig()).clip).text]
+    clip_norm = (config.whiten or WhitenConfig()).clip
+    moment = [] if given else [reason_of(facts, std, clip_norm).text, lines_reason(features_of(facts), std, clip_norm)]
     return [*moment, full if nu <= recipe.noise else lower]
+
+
+def lines_reason(features: int, std: float, clip: float) -> str:
+    """Of numbers alone: a schema says which features are numbers, and the estimators ask it."""
+    dear = {knots: dear_in_pieces((knots + 1) * features, std, clip) for knots in KNOTS}
+    paying = next((knots for knots in KNOTS if dear[knots] <= DEAR_IN_PIECES), 0)
+    told = "a full second moment of all knots would have noise of {:.2g} times its mean eigenvalue (limit {:g})"
+    if paying:
+        return f"broken lines of {paying} knots pay, were all features numbers: " + told.format(
+            dear[paying], DEAR_IN_PIECES
+        )
+    return "broken lines are too dear, were all features numbers: " + told.format(dear[KNOTS[-1]], DEAR_IN_PIECES)
 
 
 def whole(config: Config, noise: Callable[[Config], float]) -> float:
     """The noise on the average gradient, in clip norms, of the whole budget in one release."""
     if not config.privacy.private:
         return 0.0
-    return noise(single_release(config, {"name": AUTO_IS, "step_size": 1.0, "weights": "size"}))
+    options = {"name": AUTO_IS, "step_size": 1.0, "weights": "size"}
+    return noise(single_release(config, options | SUMMED.get(config.privacy.trust, {})))
 
 
-def pieces_pay(config: Config, facts: Facts, features: int, noise: Callable[[Config], float]) -> bool:
-    """Whether so many features, of broken lines in the place of numbers, are worth what they cost."""
+def knots_that_pay(
+    config: Config, facts: Facts, features: Callable[[int], int], noise: Callable[[Config], float]
+) -> int:
+    """Of the broken lines that numbers become; 0 where they do not. features(knots): how many there would be."""
     check_recipe(config)
     if not config.privacy.private:
-        return sum(facts.sizes) >= RECORDS_FOR_PIECES * features
-    clip = (config.whiten or WhitenConfig()).clip
-    return dearness(features + 1, whole(config, noise) / math.sqrt(SHARES["full"]), clip) <= DEAR_IN_PIECES
+        pays = lambda count: sum(facts.sizes) >= RECORDS_FOR_PIECES * count
+    else:
+        std, clip = whole(config, noise), (config.whiten or WhitenConfig()).clip
+        pays = lambda count: dear_in_pieces(count, std, clip) <= DEAR_IN_PIECES
+    return next((knots for knots in KNOTS if pays(features(knots))), 0)
+
+
+def dear_in_pieces(features: int, std: float, clip: float) -> float:
+    return dearness(features + 1, std / math.sqrt(SHARES["full"]), clip)
 
 
 def check_recipe(config: Config) -> None:
@@ -146,12 +175,27 @@ def check_recipe(config: Config) -> None:
     if kind not in RECIPES and not is_network(config):
         known = ", ".join((*RECIPES, *NETWORKS))
         raise ConfigError(f"algorithm.name = 'auto': no recipe for model.kind = {kind!r}; known: {known}")
-    if not getattr(registry.find("channel", trust), "gaussian", True):
+    known = trust in SUMMED and not is_network(config)
+    if not known and not getattr(registry.find("channel", trust), "gaussian", True):
         raise ConfigError(
             f"algorithm.name = 'auto': not under trust {trust!r}, which hides record by record; name an algorithm"
         )
     if config.privacy.multipliers is not None:
         raise ConfigError("privacy.multipliers: algorithm 'auto' sets the noise itself; give privacy.epsilon, or gdp")
+
+
+# What asks for sums where a trust model could also hide record by record.
+SUMMED = {"shuffled": {"randomizer": "pvec"}}
+
+
+def sums_of(config: Config, facts: Facts) -> dict[str, Any]:
+    """The options of P_vec: the finest grid that its tables and whole numbers allow, and that is worth it."""
+    found = SUMMED.get(config.privacy.trust, {})
+    if not found:
+        return {}
+    most = min(MOST_LEVELS, LARGEST_SUM // sum(facts.sizes))
+    levels = max(FEWEST_LEVELS, min(most, LEVELS * math.isqrt(features_of(facts) ** 2 // 2)))
+    return found | {"grid": levels - levels % 2}
 
 
 def single_release(config: Config, options: Mapping[str, Any]) -> Config:
@@ -171,7 +215,7 @@ def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
 
 def reason_of(facts: Facts, std: float, clip: float) -> Reason:
     """std: as for `chosen_config`, of the whole budget in one gradient."""
-    features = math.prod(facts.input_shape) if facts.record is not None else max(1, (facts.parameters or 2) - 1)
+    features = features_of(facts)
     dear = dearness(features + 1, std / math.sqrt(SHARES["full"]), clip)
     return Reason(features, dear, "full" if dear <= DEAR and features <= MOST_FEATURES else "diagonal")
 
@@ -180,9 +224,10 @@ def tree_of(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     return config.model_dump(exclude_unset=True) | {"algorithm": options}
 
 
-def parameters_of(config: Config, facts: Facts) -> int:
-    """Of the model on whitened features; 1 where no data is known yet, and nothing but an account can be asked."""
-    if facts.record is None:
-        return facts.parameters or 1
-    outputs = facts.outputs if config.model.kind == "softmax" else 1
-    return (math.prod(facts.input_shape) + 1) * outputs
+def nu_of(facts: Facts, std: float) -> float:
+    return math.sqrt(features_of(facts) + 1) * std
+
+
+def features_of(facts: Facts) -> int:
+    """1 where no data is known yet, and nothing but an account can be asked."""
+    return math.prod(facts.input_shape) if facts.record is not None else max(1, (facts.parameters or 2) - 1)

@@ -44,7 +44,8 @@ def resolved(config: Config, facts: Facts) -> Config:
 
 def noise_among(facts: Facts) -> Callable[[Config], float]:
     """Of a config: the std of the noise on the average gradient, in clip norms."""
-    return lambda trial: calibrated_plan(trial, facts).std_of_average("value")
+    known = facts if facts.parameters else replace(facts, parameters=auto.features_of(facts) + 1)
+    return lambda trial: calibrated_plan(trial, known).std_of_average("value")
 
 
 def reasons(config: Config, facts: Facts) -> list[str]:
@@ -53,9 +54,9 @@ def reasons(config: Config, facts: Facts) -> list[str]:
     return explained(config, facts, noise_among(facts)) if config.algorithm.name == AUTO else []
 
 
-def pieces_pay(config: Config, facts: Facts, features: int) -> bool:
-    """Whether broken lines in the place of numbers are worth it, which make so many features."""
-    return auto.pieces_pay(with_delta(config, facts), facts, features, noise_among(facts))
+def knots_that_pay(config: Config, facts: Facts, features: Callable[[int], int]) -> int:
+    """Of broken lines in the place of numbers; 0: none. features(knots): how many features they would make."""
+    return auto.knots_that_pay(with_delta(config, facts), facts, features, noise_among(facts))
 
 
 def with_delta(config: Config, facts: Facts) -> Config:

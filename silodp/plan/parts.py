@@ -51,9 +51,10 @@ def built(config: Config, facts: Facts) -> tuple[Entry, Channel, Algorithm]:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     asked = [kind.name for kind, _ in before(config)] + ([] if config.evaluate is None else [EVALUATION])
-    if asked and not channel.gaussian:
+    if asked and not channel.sums:
         raise ConfigError(
-            f"{asked[-1]}: not under trust {config.privacy.trust!r}, which hides record by record; leave it out"
+            f"{asked[-1]}: not under trust {config.privacy.trust!r}, which hides record by record; leave it out, or "
+            "set algorithm.randomizer = 'pvec'"
         )
     channel.check(Part.of(TRAINING, 1.0, algorithm, facts).declared, options)
     return entry, channel, algorithm

@@ -47,12 +47,12 @@ def beyond(moved: float) -> float:
     return math.exp(float(log_ndtr(moved - REACH)))
 
 
-def sensitivity(levels: int, dimension: int) -> float:
-    """Largest l2 change of the integer sum when one record is replaced."""
+def sensitivity(levels: float, dimension: int) -> float:
+    """Largest l2 change of the integer sum when one record is replaced: by `levels` before the rounding."""
     return levels + 2 * math.sqrt(dimension)
 
 
-def gaussian_multiplier(bits: int, levels: int, dimension: int) -> float:
+def gaussian_multiplier(bits: int, levels: float, dimension: int) -> float:
     """Noise std over sensitivity of the Gaussian release that stands for one P_vec sum."""
     return dominating_gaussian(bits) / sensitivity(levels, dimension)
 

@@ -2,8 +2,9 @@
 
     m = private mean of scale * features, |scale * features| <= clip; moved towards 0 by what its noise is worth
     A = private mean of a a^T,  a = (scale * (features - m), 1), |a| <= clip
-    P = (A + ridge)^(-1/2),     ridge: the size of the noise in A; eigenvalues that noise alone could have made are
-                                replaced by their mean
+    P = (A + ridge)^(-1/2),     A's entries off the diagonal are first moved towards 0 by what their noise is worth;
+                                ridge: the size of the noise that is left; eigenvalues that noise alone could have made
+                                are replaced by their mean
     every silo replaces its features by P a / sqrt(d_eff),  d_eff = sum of eigenvalues a / (a + ridge)
 
     moment = "diagonal": of A only the diagonal is asked for, k numbers in place of k (k + 1) / 2, and P is diagonal too
@@ -170,18 +171,24 @@ def shift_of(mean: Vector, std: float, scale: Any) -> Shift:
     (James, Stein 1961).
     """
     told = np.asarray(mean, np.float64)
-    length = float(told @ told)
-    worth = max(0.0, 1 - told.size * std**2 / length) if length > 0 else 0.0
-    return Shift((worth * told / scale).astype(np.float32))
+    return Shift((worth_of(told, told.size * std**2) * told / scale).astype(np.float32))
+
+
+def worth_of(told: Float[np.ndarray, "..."], noise: float) -> float:
+    """What is left of released numbers whose noise has this expected squared length."""
+    length = float(np.sum(told**2))
+    return max(0.0, 1 - noise / length) if length > 0 else 0.0
 
 
 def whitening_of(moment: Vector, std: float, scale: Any) -> Whitening:
     """From a released moment, the std of the noise in each of its numbers, and its features' scale."""
     matrix = np.asarray(unpacked(moment), np.float64)
-    values, vectors = np.linalg.eigh(matrix)
-    noise = math.sqrt(2 * len(values)) * std  # the noise alone has eigenvalues up to this
+    pairs = matrix - np.diag(np.diag(matrix))
+    worth = worth_of(pairs, len(pairs) * (len(pairs) - 1) * std**2 / 2)  # pairs are packed sqrt(2) times as long
+    values, vectors = np.linalg.eigh(np.diag(clear_squares(np.diag(matrix), std)) + worth * pairs)
+    noise = worth * math.sqrt(2 * len(values)) * std  # the noise of pairs alone has eigenvalues up to this
     values = told_from_noise(values, noise)
-    ridge = max(noise, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
+    ridge = max(noise + CLEAR * std, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
     directions = max(1.0, float(np.sum(values / (values + ridge))))
     root = (vectors / np.sqrt((values + ridge) * directions)) @ vectors.T
     root[:, :-1] *= scale
@@ -198,16 +205,21 @@ def dearness(features: int, std: float, clip: float) -> float:
 
 
 def rescaling_of(squares: Vector, std: float, scale: Any) -> Whitening:
-    """From released mean squares of features. Those that noise alone could have made get their mean."""
+    """From released mean squares of features."""
     told = np.asarray(squares, np.float64)
-    clear = told > CLEAR * std
-    left = max(0.0, float(told[~clear].sum())) / max(1, int((~clear).sum()))
-    values = np.append(np.where(clear, told, left), 1.0)
+    values = np.append(clear_squares(told, std), 1.0)
     ridge = max(CLEAR * std, DIAGONAL_RIDGE * told.size * std, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
     directions = max(1.0, float(np.sum(values / (values + ridge))))
     factors = 1 / np.sqrt((values + ridge) * directions)
     factors[:-1] *= scale
     return Whitening(factors.astype(np.float32), directions)
+
+
+def clear_squares(told: Float[np.ndarray, " k"], std: float) -> Float[np.ndarray, " k"]:
+    """Released mean squares; those that noise alone could have made get their mean."""
+    clear = told > CLEAR * std
+    left = max(0.0, float(told[~clear].sum())) / max(1, int((~clear).sum()))
+    return np.where(clear, told, left)
 
 
 def reach_of(clip: float, scale: float) -> float:

@@ -1,0 +1,195 @@
+"""Linear models from noised averages of clipped gradients, many settings at once: what `python -m bench.utility` runs.
+
+Plans, noise, stages and constants are the library's. Only the silos are not simulated one by one: the clipped mean over
+all their records is computed at once, and noise of the size that the plan gives the average of all silos is added.
+`python -m bench.utility --check` compares the result with whole runs of the library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bench.tasks import Arrays
+from silodp.facts import Facts
+from silodp.parse import parse_config
+from silodp.plan.make import make_plan
+from silodp.plan.plan import Plan
+from silodp.releases import packed
+from silodp.stages.whiten import CENTRE, MOMENT, Centre, Moment, reach_of, shift_of
+
+DELTA = 1e-5
+LARGEST = 3e7  # numbers in one array of scores
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run. `matrix`: of (features, 1). Squared losses are r^2 / 2 here, half of the library's."""
+
+    matrix: np.ndarray
+    step: float
+    clip: float
+    std: float  # of the noise on the average gradient, in clip norms
+    momentum: float
+    rounds: int
+    average: int  # of the last iterates
+    seed: int
+
+    def weights(self) -> np.ndarray:
+        last = min(self.average, self.rounds)
+        return np.where(np.arange(self.rounds) >= self.rounds - last, 1 / last, 0.0)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Training and test records of one split, with the constant beside the features."""
+
+    kind: str
+    train: Arrays
+    test: Arrays
+    sizes: tuple[int, ...]
+
+    @property
+    def outputs(self) -> int:
+        return int(max(self.train[1].max(), self.test[1].max())) + 1 if self.kind == "softmax" else 1
+
+    def facts(self) -> Facts:
+        record = (f"float32[{self.train[0].shape[1]}]", "float32[]" if self.kind == "linear" else "int32[]")
+        task = "regression" if self.kind == "linear" else "classification"
+        count = (self.train[0].shape[1] + 1) * self.outputs
+        outputs = 1 if self.kind == "linear" else max(2, self.outputs)
+        return Facts.of_sizes(self.sizes, record=record, outputs=outputs, task=task, parameters=count)
+
+    def plan(self, epsilon: float, trust: str, algorithm: dict[str, Any], whiten: dict[str, Any] | None = None) -> Plan:
+        privacy = {"epsilon": epsilon, "delta": DELTA, "trust": trust}
+        tree: dict[str, Any] = {"model": {"kind": self.kind}, "privacy": privacy, "algorithm": algorithm}
+        return make_plan(parse_config(tree | ({} if whiten is None else {"whiten": whiten})), self.facts())
+
+
+def with_constant(features: np.ndarray, reach: float) -> np.ndarray:
+    length = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    return np.hstack([features * np.minimum(1, reach / length), np.ones((len(features), 1))]).astype(np.float32)
+
+
+def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
+    """A plan of `auto` with its stages done: what they release is noised as the plan says."""
+    rng = np.random.default_rng([seed, round(1000 * float(plan.config.privacy.epsilon or 0))])
+    options, section = plan.config.algorithm, plan.config.whiten
+    assert section is not None and options.clip is not None
+    features = with_constant(ground.train[0], reach_of(section.clip, 1.0))[:, :-1].astype(np.float64)
+    centre = noised_centre(plan, features, rng)
+    stage = plan.at("whiten")
+    asked: Any = stage.algorithm
+    rows = np.hstack([features - centre, np.ones((len(features), 1))])
+    rows *= np.minimum(1, section.clip / np.linalg.norm(rows, axis=1, keepdims=True))
+    if isinstance(asked, Moment):
+        released = np.asarray(packed(jnp.asarray(rows.T @ rows / len(rows), jnp.float32)), np.float64)
+    else:
+        released = np.mean(rows[:, :-1] ** 2, axis=0)
+    std = stage.std_of_average(MOMENT) * asked.unit
+    made = asked.whitening(jnp.asarray(released + std * rng.normal(size=released.shape), jnp.float32), std)
+    matrix = np.diag(made.matrix) if made.matrix.ndim == 1 else np.array(made.matrix)
+    matrix = np.hstack([matrix[:, :-1], (matrix[:, -1] - matrix[:, :-1] @ centre)[:, None]])
+    half = 2.0 if ground.kind == "linear" else 1.0
+    return Setting(
+        matrix, half * options.step_size * made.directions, options.clip / half, plan.training.std_of_average("value"),
+        options.optimiser["momentum"], options.performed, options.average, seed,
+    )  # fmt: skip
+
+
+def noised_centre(plan: Plan, features: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    stage = plan.at("centre")
+    asked = stage.algorithm
+    assert isinstance(asked, Centre)
+    std = stage.std_of_average(CENTRE) * float(asked.clip)
+    told = features.mean(0) + std * rng.normal(size=features.shape[1])
+    return np.asarray(shift_of(jnp.asarray(told, jnp.float32), std, np.asarray(asked.scale)).centre, np.float64)
+
+
+def plain_setting(ground: Ground, std: float, rounds: int, step: float, clip: float, momentum: float, average: int,
+                  seed: int) -> Setting:  # fmt: skip
+    """DP-GD on the features as they are; std: of one round's noise."""
+    return Setting(np.eye(ground.train[0].shape[1] + 1), step, clip, std, momentum, rounds, average, seed)
+
+
+def scores(ground: Ground, settings: Sequence[Setting], reach: float = math.inf) -> list[float]:
+    """Accuracy, or R^2, on the test records, for every setting."""
+    found = [0.0] * len(settings)
+    arrays = [jnp.asarray(with_constant(x, reach)) for x in (ground.train[0], ground.test[0])]
+    kind = np.int32 if ground.kind == "softmax" else np.float32
+    targets = [jnp.asarray(np.asarray(y, kind)) for y in (ground.train[1], ground.test[1])]
+    most = max(1, int(LARGEST / (len(ground.train[0]) * ground.outputs)))
+    for rounds in sorted({each.rounds for each in settings}):
+        places = [i for i, each in enumerate(settings) if each.rounds == rounds]
+        size = min(most, len(places))
+        for start in range(0, len(places), size):
+            own = places[start : start + size]
+            padded = [settings[i] for i in own] + [settings[own[-1]]] * (size - len(own))
+            told = trained(*arrays, *targets, stacked(padded), ground.kind, rounds, ground.outputs)
+            for i, value in zip(own, np.asarray(told), strict=False):
+                found[i] = float(np.nan_to_num(value, nan=-9.0))
+    return found
+
+
+def stacked(settings: Sequence[Setting]) -> dict[str, Any]:
+    columns = {
+        name: np.array([getattr(s, name) for s in settings], np.float32) for name in ("step", "clip", "momentum")
+    }
+    return columns | {
+        "std": np.array([s.std * s.clip for s in settings], np.float32),
+        "matrix": np.array([s.matrix for s in settings], np.float32),
+        "average": np.array([s.weights() for s in settings], np.float32),
+        "seed": np.array([s.seed * 1009 + i for i, s in enumerate(settings)], np.uint32),
+    }
+
+
+@partial(jax.jit, static_argnames=("kind", "rounds", "outputs"))
+def trained(
+    rows: Array, tests: Array, y: Array, wanted: Array, given: dict[str, Array], kind: str, rounds: int, outputs: int
+) -> Array:
+    """Nesterov's momentum on x -> matrix x; a record's gradient is (residual) (matrix x)^T, clipped as a whole."""
+    matrix = given["matrix"]
+    metric = jnp.einsum("rij,rik->rjk", matrix, matrix)
+    lengths = jnp.sqrt(jnp.maximum(jax.lax.map(lambda m: jnp.sum((rows @ m) * rows, 1), metric), 1e-20))
+    column = lambda name: given[name][:, None, None]
+    keys = jax.vmap(jax.random.key)(given["seed"])
+    labels = jax.nn.one_hot(y, outputs) if kind == "softmax" else y[:, None]
+
+    def residual(w: Array) -> Array:
+        told = jnp.einsum("nk,rkc->rnc", rows, jnp.einsum("rij,ric->rjc", matrix, w))
+        link = {"softmax": jax.nn.softmax, "logistic": jax.nn.sigmoid, "linear": lambda s: s}[kind]
+        return link(told) - labels
+
+    def step(t: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        w, m, output = carry
+        r = residual(w)
+        long = jnp.sqrt(jnp.sum(r * r, -1)) * lengths
+        r = r * jnp.minimum(1, given["clip"][:, None] / jnp.maximum(long, 1e-20))[..., None]
+        mean = jnp.einsum("rij,rjc->ric", matrix, jnp.einsum("nk,rnc->rkc", rows, r) / len(rows))
+        drawn = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, t), w.shape[1:]))(keys)
+        g = mean + column("std") * drawn
+        m = column("momentum") * m + g
+        w = w - column("step") * (column("momentum") * m + g)
+        return w, m, output + given["average"][:, t][:, None, None] * w
+
+    zero = jnp.zeros((matrix.shape[0], rows.shape[1], outputs))
+    output = jax.lax.fori_loop(0, rounds, step, (zero, zero, zero))[2]
+    told = jnp.einsum("nk,rkc->rnc", tests, jnp.einsum("rij,ric->rjc", matrix, output))
+    if kind == "softmax":
+        return jnp.mean(jnp.argmax(told, -1) == wanted, 1)
+    if kind == "logistic":
+        return jnp.mean((told[..., 0] > 0) == (wanted > 0), 1)
+    return 1 - jnp.mean((told[..., 0] - wanted) ** 2, 1) / jnp.var(wanted)
+
+
+def others(setting: Setting, factors: Sequence[tuple[float, float]]) -> list[Setting]:
+    """The same with steps and clip norms that are so many times as long."""
+    return [replace(setting, step=a * setting.step, clip=b * setting.clip) for a, b in factors]
