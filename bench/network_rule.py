@@ -240,9 +240,9 @@ def tables() -> str:
 
 def rule_table(task: str, found: dict[str, Any]) -> str:
     rules = {cell: rule_figures(task, cell_name(*cell), found) for cell in CELLS}
-    if not all(map(len, rules.values())):
-        return ""
     grids = {r: own.mean(axis=0) for r in ROUNDS if len(own := seeds_of(task, f"grid of {r}", found))}
+    if not grids or not all(map(len, rules.values())):
+        return ""
     said = "the rule was chosen on this task" if task in CHOSEN_ON else "this task had no say in the rule"
     head = ["| | `auto` | best of the grid | that is |", "|---|---|---|---|"]
     rows = [rule_row(cell, i, rules[cell], grids) for i, cell in enumerate(CELLS)]
@@ -291,20 +291,32 @@ def part_cells(own: np.ndarray, recipe: np.ndarray) -> list[str]:
     return cells
 
 
+def noise_table(size: int = 1000, rates: Sequence[float] = (0.03, RATE, 0.3)) -> str:
+    """Noise of batches, in that of all records after as many rounds; trusted silos of so many records."""
+    rows = ["| epsilon, rounds | " + " | ".join(f"{rate:.0%} of the records" for rate in rates) + " |"]
+    rows.append("|---|" + "---|" * len(rates))
+    for epsilon, rounds in itertools.product((1.0, 3.0), ROUNDS):
+        noise = [planned("trusted", epsilon, rounds, rate, size) for rate in (*rates, 1.0)]
+        ratios = " | ".join(f"{each / noise[-1]:.2f}" for each in noise[:-1])
+        rows.append(f"| {epsilon:g}, {rounds} | {ratios} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.network_rule", description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; all when left out")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", default="", help="what begins so: rule, grid, or a part")
     parser.add_argument("--print", action="store_true", help="measure nothing: print the tables of what is kept")
+    parser.add_argument("--noise", action="store_true", help="print how much more noise batches carry than all records")
     options = parser.parse_args()
     if unknown := set(options.tasks) - set(TASKS):
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
-    for task in [] if options.print else options.tasks or list(TASKS):
+    for task in [] if options.print or options.noise else options.tasks or list(TASKS):
         for key, net, rounds, seed, points in asked(task, options.seeds):
             if key not in kept() and key.split("|")[1].startswith(options.only):
                 keep(key, measured(task, net, rounds, seed, points))
-    print(tables())
+    print(noise_table() if options.noise else tables())
 
 
 if __name__ == "__main__":

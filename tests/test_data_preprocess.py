@@ -5,6 +5,7 @@ import pytest
 
 from silodp import registry
 from silodp.data import STEPS, load_data
+from silodp.data.images import in_parts
 from silodp.data.preprocess import Step, apply_steps, parse_steps
 from silodp.data.types import Table
 
@@ -311,6 +312,20 @@ def test_colours_stand_beside_oriented_gradients_with_equal_weight(rng):
     recoloured, _, _ = run(["hog-colour"], regression(images[..., ::-1]))
     np.testing.assert_allclose(recoloured.features[:, :36], out.features[:, :36], atol=1e-5)  # brightness stays
     assert np.abs(recoloured.features[:, 36:44] - out.features[:, 36:44]).max() > 0.01
+
+
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_parts_together_are_the_whole_and_their_errors_are_raised(threads):
+    records = np.arange(22, dtype=np.float32).reshape(11, 2)
+    np.testing.assert_array_equal(in_parts(lambda part: 2 * part, records, 3, threads), 2 * records)
+
+    def fails_late(part: np.ndarray) -> np.ndarray:
+        if part[0, 0] > 6:
+            raise ValueError("late")
+        return part
+
+    with pytest.raises(ValueError, match="late"):
+        in_parts(fails_late, records, 3, threads)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def encoder_of(argument: str) -> Encode:
 
 
 def encoded(encode: Encode, records: Float32[np.ndarray, "n ..."]) -> Float32[np.ndarray, "n d"]:
-    features = in_parts(lambda part: _checked(encode(part), len(part)), records)
+    features = in_parts(lambda part: _checked(encode(part), len(part)), records, threads=1)
     for row in range(min(TRIED, len(records) - 1)):
         alone = _checked(encode(records[row : row + 1]), 1)[0]
         if np.linalg.norm(alone - features[row]) > CLOSE * np.linalg.norm(alone):
