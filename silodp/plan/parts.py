@@ -102,7 +102,9 @@ def check_batches(algorithm: Algorithm, facts: Facts, rounds: int) -> None:
         if [s.name for s in streams] != names or len(set(names)) != len(names):
             raise ValueError(f"releases(): streams {names} of silo 0; give each once, and the same for every silo")
         for stream in streams:
-            rule = type(stream.batch)  # equinox makes an object of a method whenever an object's is named: silos are many
+            rule = type(
+                stream.batch
+            )  # equinox makes an object of a method whenever an object's is named: silos are many
             rule.check(stream.batch, facts.names[i], facts.sizes[i])
             if rule.sampling(stream.batch, facts.sizes[i]).one_pass and stream.count > rounds:
                 raise ValueError(
