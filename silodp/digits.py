@@ -36,6 +36,17 @@ def _rounded(number: float, digits: int, towards: str) -> str:
     return f"{float(exact):.{digits}g}"
 
 
+def together(count: int, of: int | None = None) -> str:
+    """How many records of a silo a promise speaks of. `of`: how many it has.
+
+    Example:
+        >>> from silodp.digits import together
+        >>> together(1), together(5), together(5, 5)
+        ('one record', 'any 5 records of a silo together', 'all 5 records of a silo together')
+    """
+    return "one record" if count == 1 else f"{'all' if count == of else 'any'} {count} records of a silo together"
+
+
 def several(count: int, what: str) -> str:
     """
     Example:

@@ -15,14 +15,13 @@ import numpy as np
 
 from silodp import registry
 from silodp.data.types import Note
-from silodp.digits import rounded_up
+from silodp.digits import rounded_up, together
 from silodp.facts import Stream
 from silodp.plan.claim import Claim
 from silodp.plan.plan import Plan
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Spent
 from silodp.releases import Account, Tally
-from silodp.report.words import several_of
 
 SIMULATED = "simulation: seeded noise, not private"
 FLOAT_NOISE = "of a simulation, in float32 from a seed: its lowest bits, and whoever knows the seed, tell the values"
@@ -131,7 +130,7 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
     worst = max(plan.apart(own), key=lambda part: accountant.epsilon(part, delta), default=own)
     epsilon, record = plan.cost(silo, own), accountant.epsilon(worst, delta)
     alone, persons = plan.config.privacy.unit == "record", of_persons(plan, own)
-    together, mu = plan.together(silo), accountant.gdp(worst)
+    group, mu = plan.together(silo), accountant.gdp(worst)
     # Sampled releases need a search for every size of group: only where groups were asked for.
     curve = not alone or accountant.gdp(persons) is not None
     grouped = {"groups": groups(persons, delta, plan.facts.sizes[silo])} if curve else {}
@@ -139,13 +138,13 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
         "silo": plan.facts.names[silo],
         "records": plan.facts.sizes[silo] + held,
         "held_out": held,
-        "records_together": together,  # epsilon, gdp_mu, curve and collusion are of so many
+        "records_together": group,  # epsilon, gdp_mu, curve and collusion are of so many
         "epsilon": epsilon,
         "delta": delta,
-        "gdp_mu": None if mu is None else together * mu,
-        "curve": curve_points(worst, epsilon, together),
+        "gdp_mu": None if mu is None else group * mu,
+        "curve": curve_points(worst, epsilon, group),
         "releases": [release_of(plan, silo, s) for s in own],
-        "collusion": plan.if_others_collude(silo, own, delta, together),
+        "collusion": plan.if_others_collude(silo, own, delta, group),
         "several_records_of_one_person": [
             {"records": k, "epsilon": accountant.group_epsilon(persons, delta, k), "delta": delta} for k in (2, 5)
         ],
@@ -204,11 +203,11 @@ def release_line(spent: Spent, std_over_clip: float) -> dict[str, Any]:
     } | kind.level(spent.multiplier)
 
 
-def curve_points(own: Sequence[Spent], epsilon: float, together: int) -> list[dict[str, float]]:
+def curve_points(own: Sequence[Spent], epsilon: float, records: int) -> list[dict[str, float]]:
     if not math.isfinite(epsilon) or epsilon == 0:
         return []
     grid = [epsilon * factor for factor in (0.25, 0.5, 1.0, 1.5, 2.0)]
-    return [{"epsilon": e, "delta": accountant.group_delta(own, e, together)} for e in grid]
+    return [{"epsilon": e, "delta": accountant.group_delta(own, e, records)} for e in grid]
 
 
 def outside(context: Context) -> list[str]:
@@ -268,7 +267,7 @@ def silo_lines(silo: Mapping[str, Any]) -> list[str]:
     held = f", {silo['held_out']} of them held out" if silo["held_out"] else ""
     lines = [f"Silo {silo['silo']} ({silo['records']} records{held}): {promise}{mu}"]
     if "record_epsilon" in silo:
-        lines[0] += f" for {several_of(silo)}"
+        lines[0] += f" for {together(silo['records_together'], silo['records'])}"
         lines.append(f"  one record alone: epsilon {rounded_up(silo['record_epsilon'])}")
     for release in silo["releases"]:
         about = " that are held out" if release.get("held_out") else ""

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 
-from silodp.digits import rounded_up
+from silodp.digits import rounded_up, together
 
 BEFORE = (0.01, 0.1, 0.5)  # suspicions
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
@@ -92,10 +92,7 @@ def worst(certificate: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def several_of(silo: Mapping[str, Any]) -> str:
     """Of how many records of a silo its promise speaks."""
-    together = silo.get("records_together", 1)
-    if together == 1:
-        return "one record"
-    return f"{'all' if together == silo['records'] else 'any'} {together} records of a silo together"
+    return together(silo.get("records_together", 1), silo["records"])
 
 
 def in_odds(silo: Mapping[str, Any]) -> str:
