@@ -35,6 +35,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_channels_shuffled::test_a_first_batch_is_released_once_and_settled": (),
     "test_channels_shuffled::test_a_record_of_one_pass_may_be_in_the_first_batch_too": ("True",),
     "test_conformance::test_message_mode_is_the_simulation": ("dp-gd-aggregated-None", "sdp-spider-shuffled-2"),
+    "test_privacy_adaptive::test_a_run_is_covered_by_its_gaussian_at_every_epsilon": ("a few rounds", "shuffled"),
     "test_deploy_messages::test_a_header_tells_the_planned_size_of_a_batch_and_not_the_drawn_one": (
         "untrusted", "trusted",
     ),
