@@ -151,11 +151,14 @@ def ledger_show(folder: SiteFolder) -> None:
 
 @ledger.command()
 def close(run: Annotated[str, typer.Argument(help="the run's number", metavar="RUN")], folder: SiteFolder) -> None:
-    """End a run here: no further answers, and what was reserved for it and not used is free again."""
+    """End a run here: no further answers, and what was reserved for it and not used is free again. Releases on batches
+    that are drawn at random stay charged as planned, unless there was none."""
     with told(), opened(folder) as book:
+        from silodp.deploy.doctor import closed_line
+
         book.check_unedited()
         book.finish(run)
-        print(f"closed: run {run}; what it released stays charged")
+        print(closed_line(book, run))
 
 
 @ledger.command("export")

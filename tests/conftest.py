@@ -54,6 +54,16 @@ def made_data(sizes: tuple[int, ...] = (40, 25, 31), features: int = 5, seed: in
     return FederatedData("made", silos, silo("test", 50), "classification", ("0", "1"), ())
 
 
+@pytest.fixture
+def sites(tmp_path):
+    """Two sites with guards in this process."""
+    from tests.guards import Federation
+
+    federation = Federation(tmp_path / "sites")
+    yield federation
+    federation.close()
+
+
 @pytest.fixture(autouse=True)
 def open_registry():
     """Whatever reads somebody's plan closes its process; that process is the tests' here."""

@@ -106,7 +106,7 @@ def check_page(run: Path) -> None:
         with urlopen(f"http://127.0.0.1:{server.server_address[1]}/") as page:
             text = page.read().decode()
         server.shutdown()
-    assert "Round 4 of 4" in text and "1 spent of 1, delta 1e-05" in text and "1 of 4 reserved, 3 left" in text
+    assert "Round 4 of 4" in text and "1 spent of 1, delta 1e-05" in text and "0.9541 of 4 reserved, 3.045 left" in text
     assert "<script>" not in text and "\x1b" not in text
     for address in ("0.0.0.0:80", "example.org:80", "127.0.0.1:x", "127.0.0.1"):
         with pytest.raises(ConfigError, match=r"127\.0\.0\.1:PORT"):

@@ -160,8 +160,8 @@ def test_no_command_imports_what_a_plan_names(tmp_path, monkeypatch):
 
 CERTIFIED: Tree = {
     "site": "north", "plan": "", "ledger": [1, ""], "date": "2026-01-01T00:00:00Z", "versions": {}, "epsilon": 1.0,
-    "delta": 1e-5, "total_epsilon": 1.0, "total_delta": 1e-5, "runs": 1, "releases": [], "sees": "", "collusion": None,
-    "model": None,
+    "record_epsilon": 1.0, "records_together": 1, "delta": 1e-5, "total_epsilon": 1.0, "total_delta": 1e-5, "runs": 1,
+    "releases": [], "sees": "", "collusion": None, "model": None,
 }  # fmt: skip
 
 

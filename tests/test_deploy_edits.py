@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,16 +17,9 @@ from silodp.deploy.policy import read_policy
 from silodp.deploy.signing import canonical, fingerprint_of
 from silodp.deploy.wire import decode, encode
 from silodp.errors import ConfigError
-from tests.guards import X0, Federation, asked, first_answers
+from tests.guards import X0, asked, first_answers, give
 
 RUN, PLAN = "00" * 16, fingerprint_of(b"{}")
-
-
-@pytest.fixture
-def sites(tmp_path) -> Iterator[Federation]:
-    federation = Federation(tmp_path / "sites")
-    yield federation
-    federation.close()
 
 
 def append(ledger: Ledger, *events: Any) -> None:
@@ -55,7 +47,11 @@ APPENDED: dict[str, tuple[str, list[Any]]] = {
     "an answer once more": ("ask 1/value is answered twice", [GIVEN | {"key": "ask 1/value", "counted": lines(2)}]),
     "a count that falls": ("ask 2/value counts less", [GIVEN | {"counted": lines(1)}]),
     "no count": ("ask 2/value counts less", [GIVEN | {"counted": []}]),
-    "more than was reserved": ("ask 2/value counts less", [GIVEN | {"counted": lines(4)}]),
+    "more than was reserved": ("ask 2/value counts less", [GIVEN | {"counted": lines(6)}]),
+    "a count that jumps": ("ask 2/value counts more than one answer", [GIVEN | {"counted": lines(4)}]),
+    "a count that jumps at once": ("counts more than one", [GIVEN | {"key": "ask 2/other", "counted": lines(4)}]),
+    "a count around a sum": ("counts more than one", [GIVEN | {"key": "sum 2/value/offer", "counted": lines(3)}]),
+    "a count of a start": ("start counts more than one", [GIVEN | {"key": "start", "counted": lines(3)}]),
     "more noise": ("ask 2/value counts less", [GIVEN | {"counted": lines(3, multiplier=20.0)}]),
     "other sampling": ("ask 2/value counts less", [GIVEN | {"counted": lines(3, sampling={"kind": "Disjoint"})}]),
     "another stream": ("ask 2/value counts less", [GIVEN | {"counted": lines(2) + lines(1, stream="x")}]),
@@ -85,13 +81,11 @@ def test_entries_that_no_guard_writes_are_found(tmp_path):
     """They are linked as they should be, and the rows say what they say."""
     book = Ledger(tmp_path / "ledger.db", tmp_path / "counter", approved=True)
     with pytest.raises(Closed, match="approval does not stand"):
-        book.begin(RUN, PLAN, lines(3), {})
+        book.begin(RUN, PLAN, lines(5), {})
     book.approve(PLAN, RUN, b"{}")
-    book.begin(RUN, PLAN, lines(3), {})
+    book.begin(RUN, PLAN, lines(5), {})
     for r in range(2):
-        event = {"kind": "answer", "run": RUN, "key": f"ask {r}/value", "question": "", "counted": lines(r + 1)}
-        with book.event(event):
-            book.add_answer(RUN, f"ask {r}/value", b"", b"", lines(r + 1), {}, 0.0)
+        give(book, RUN, f"ask {r}/value", lines(r + 1))
     assert book.verify() == []
     for name, (problem, events) in APPENDED.items():
         book.db.execute("begin")
@@ -112,10 +106,74 @@ def test_entries_that_no_guard_writes_are_found(tmp_path):
         Ledger(tmp_path / "ledger.db", tmp_path / "counter")
 
 
+def test_answers_with_several_releases_have_as_many_each_time(tmp_path):
+    """Of local steps: so many in every answer to one query."""
+    book = Ledger(tmp_path / "ledger.db", tmp_path / "counter", approved=True)
+    book.approve(PLAN, RUN, b"{}")
+    book.begin(RUN, PLAN, lines(30), {}, ["value"])
+    for r in range(2):
+        give(book, RUN, f"local {r}/walk", lines(3 * r + 3))
+    assert book.verify() == []
+    for counted, right in ((9, True), (8, False), (12, False)):
+        book.db.execute("begin")
+        append(book, GIVEN | {"key": "local 2/walk", "counted": lines(counted)})
+        assert ("counts more than one answer" in str(book.verify())) is not right
+        book.db.execute("rollback")
+    book.close()
+
+
+def test_bytes_that_are_sent_again_are_those_that_were_sent(sites):
+    document = sites.document()
+    first_answers(sites, document)
+    ledger = sites.guard("north").ledger
+    row = "select reply from answer where key = 'ask 0/value'"
+    (reply,) = ledger.db.execute(row).fetchone()
+    header, arrays = decode(reply)
+    for changed in (
+        encode(header, {name: array + 1 for name, array in arrays.items()}),
+        encode(header | {"ledger": [1, "00" * 32]}, arrays),
+        encode({name: part for name, part in header.items() if name != "ledger"}, arrays),
+        encode(header | {"gradients": 1e9}, arrays),
+        b"", b"\x00" * 40,
+    ):  # fmt: skip
+        ledger.db.execute("begin")
+        ledger.db.execute("update answer set reply = ? where key = 'ask 0/value'", [changed])
+        assert "ask 0/value: the bytes that would be sent again" in str(ledger.edited())
+        ledger.db.execute("rollback")
+    assert ledger.edited() == []
+    ledger.db.execute("update answer set reply = ? where key = 'ask 0/value'", [changed])
+    sites.end("north")
+    with pytest.raises(ConfigError, match="sent again"):
+        sites.guard("north")
+
+
+def test_a_run_that_is_open_during_an_upgrade_is_refused_with_what_to_do(sites, monkeypatch):
+    document = sites.document()
+    first_answers(sites, document)
+    north = sites.folders["north"]
+    healthy = CliRunner().invoke(app, ["silo", "doctor", str(north)])
+    assert f"ok      run {document.run}: open; before an upgrade let it end" in healthy.output
+    sites.end("north")
+    close, newer = ["ledger", "close", document.run, str(north)], {**document.tree["versions"], "jax": "99.0"}
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr("silodp.deploy.guard.versions", lambda: newer)
+        upgraded.setattr("silodp.deploy.document.versions", lambda: newer)
+        told = asked(sites, document.run, "north", "value", 1)
+        assert told["code"] == "versions" and "silodp ledger close" in told["reason"] and "new plan" in told["reason"]
+        found = CliRunner().invoke(app, ["silo", "doctor", str(north)])
+        assert f"so it cannot go on; silodp {' '.join(close)}" in found.output
+    assert "seen" in asked(sites, document.run, "north", "value", 0)  # the old programs, put back
+    assert "stays charged" in CliRunner().invoke(app, close).output
+    assert sites.guard("north").ledger.verify() == []
+
+
 ROWS = [
     "update run set reserved = '['", "update run set counted = '5'", "update run set counted = x'ff'",
     "update answer set question = 'text'", "update state set data = 5", "update chain set head = 5 where seq = 2",
     "update chain set event = x'ff' where seq = 2", "update approval set document = 5", "delete from secret",
+    "create trigger forgets after insert on answer begin delete from answer; end",
+    "update answer set reply = 'a' || char(0) || 'b'", "update answer set reply = x'00'",
+    "update answer set reply = 'no such file' where key = 'start'",
 ]  # fmt: skip
 
 
@@ -128,7 +186,7 @@ def test_a_guard_that_works_and_an_operator_notice_edits(sites):
     for edit in ROWS:
         ledger.db.execute("begin")
         ledger.db.execute(edit)
-        assert ledger.edited(), edit
+        assert ledger.verify(), edit
         told = decode(sites.rpc("north", encode({"kind": "certificate", "run": document.run, "model": "00"}, {})))[0]
         assert told["code"] == "edited", edit
         ledger.db.execute("rollback")

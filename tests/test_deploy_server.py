@@ -162,6 +162,7 @@ def test_what_a_certificate_counts_is_what_was_planned(told):
         ("over all runs", {"runs": 0}),
         ("versions", {"versions": {}}),
         ("if others collude", {"collusion": {"nobody_colludes": 0.0}}),
+        ("another number of records", {"records_together": 2, "epsilon": 1e9}),
         ("its ledger is shorter", {"ledger": [3, "a" * 64]}),
         ("its last entry is none", {"ledger": [9, ""]}),
     ]

@@ -40,7 +40,7 @@ def test_a_status_page_rounds_what_is_spent_up_and_what_is_left_down():
     budget = {"run_spent": 1.12724, "run_reserved": 2.00001, "total": 3.00001, "limit": 10.0, "delta": 1.00001e-5}
     site = {"site": "a", "records": 3, "epsilon": 0.500001, "budget": budget, "heard_at": None}
     site |= {"bytes_up": 0, "bytes_down": 0}
-    assert spent_text(site) == "epsilon 1.128 of 2.001 in this run, 3.001 of 10 in all runs"
+    assert spent_text(site) == "epsilon 1.128 of 2.001 in this run, 3.001 of 10 in all runs at delta 1.001e-05"
     assert spent_text(site | {"budget": None}) == "epsilon 0.5001 planned"
     page = row(site, 6.56705e-7)
     assert "1.128 spent of 2.001, delta 6.568e-07" in page

@@ -66,9 +66,9 @@ def screen(folder: Path, document: Document) -> str:
         "",
         f"  this run     {level} for {unit_of(plan)} this site (calculated here)",
         *(f"               if {line}" for line in collusion_lines(levels)),
-        f"  before       epsilon {rounded_up(before) if before else 0} of all earlier runs",
-        f"  afterwards   epsilon {rounded_up(after)} of {limits.total_epsilon:g} at delta {limits.total_delta:g}; "
-        f"{rounded_down(left)} left",
+        f"  before       epsilon {rounded_up(before) if before else 0} of all earlier runs, for one record",
+        f"  afterwards   epsilon {rounded_up(after)} of {limits.total_epsilon:g} at delta {limits.total_delta:g}, "
+        f"for one record; {rounded_down(left)} left",
         "",
         "  fingerprint  compare it with the other sites, by telephone:",
         *(f"               {line}" for line in grouped(document.words)),

@@ -48,7 +48,7 @@ class Blobs:
     def sound(self, cell: Cell) -> bool:
         try:
             self.get(cell)
-        except OSError:
+        except (OSError, ValueError):  # the latter: a name that no file can have
             return False
         return True
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from silodp.deploy.shuffling import agreed_terms
 from silodp.deploy.signing import Key, canonical, opened, words
-from silodp.deploy.spending import epsilon_over, read, written
+from silodp.deploy.spending import epsilon_over, is_charged_singly, read, written
 from silodp.deploy.wire import plain
-from silodp.digits import rounded_up, several
+from silodp.digits import rounded_up, several, together
 from silodp.errors import Refused
-from silodp.privacy import accountant
+from silodp.plan.plan import cost_of
+from silodp.privacy import adaptive
 
 if TYPE_CHECKING:
     from silodp.deploy.document import Document
@@ -33,7 +34,7 @@ NEEDED = 3  # entries of a run beside its answers: approved, begun, closed
 CERTIFICATE, SHUFFLED = "certificate", "shuffled"
 TOTAL = ("total_epsilon", "total_delta", "runs")  # of all runs on these records; a site may keep it for itself
 MOST_LINES = 500  # that are recounted where no plan says how many there are: each takes a part of a second
-MOST_DELTA = 1e-2  # of a site's total: no policy has more
+MOST_DELTA = 2e-2  # of a site's total: no policy has more
 _text = lambda told: isinstance(told, str)
 _count = lambda told: type(told) is int and told >= 0
 _number = lambda told: type(told) in (int, float) and 0 <= told < math.inf
@@ -53,7 +54,8 @@ def _date(told: Any) -> bool:
 Form = dict[str, Callable[[Any], bool]]
 SHARED: Form = {"site": _text, "run": _text, "plan": _text, "ledger": _head, "date": _date, "versions": _table}
 TOLD: Form = SHARED | {  # what stands in a certificate; a hostile site signs anything
-    "epsilon": _number, "delta": _delta,
+    "epsilon": _number, "record_epsilon": _number, "delta": _delta,
+    "records_together": lambda told: _count(told) and told >= 1,
     "total_epsilon": _or_none(_number), "total_delta": _or_none(_delta), "runs": _or_none(_count),
     "releases": lambda told: isinstance(told, list), "sees": _text,
     "collusion": _or_none(lambda told: _table(told) and all(_number(each) for each in told.values())),
@@ -76,17 +78,18 @@ def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document,
     found = ledger.run(document.run)
     assert found is not None
     plan, index, own = document.plan, document.sites.index(policy.site), read(found.counted)
-    delta = plan.config.privacy.delta
-    runs = {each.run: read(each.reserved) for each in ledger.runs()}
+    delta, group, runs = plan.config.privacy.delta, plan.together(index), ledger.runs()
     body = {
         "site": policy.site,
         "run": document.run,
         "plan": document.fingerprint,
-        "epsilon": max((accountant.epsilon(part, delta) for part in plan.apart(own)), default=0.0),
+        "epsilon": plan.cost(index, own),
         "delta": delta,
+        "records_together": group,  # epsilon and collusion are of so many, totals of one
+        "record_epsilon": cost_of(plan.apart(own), delta, 1),
         "releases": [marked(line, plan) for line in found.counted],
         "sees": plan.channel.sees,
-        "collusion": plan.if_others_collude(index, own, delta),
+        "collusion": plan.if_others_collude(index, own, delta, group),
         "model": model,
         "total_epsilon": epsilon_over(runs, policy.limits.total_delta) if policy.tell_budget else None,
         "total_delta": policy.limits.total_delta if policy.tell_budget else None,
@@ -103,9 +106,11 @@ def marked(line: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     return {**line, HELD_OUT: True} if plan.stage_of(line["stream"]).held_out else dict(line)
 
 
-def recounted_epsilon(lines: Sequence[Mapping[str, Any]], delta: float) -> float:
+def recounted(body: Mapping[str, Any], group: int) -> float:
+    """Epsilon of so many records by the releases that a certificate counts."""
+    lines = body["releases"]
     parts = [[line for line in lines if bool(line.get(HELD_OUT)) is held_out] for held_out in (False, True)]
-    return max(accountant.epsilon(read(part), delta) for part in parts)
+    return cost_of([read(part) for part in parts], body["delta"], group)
 
 
 def verified(certificates: Sequence[Any], document: Document | None = None) -> list[str]:
@@ -171,17 +176,23 @@ def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[
     try:
         if document is not None:
             check_planned(body, document)
-        recounted = recounted_epsilon(body["releases"], body["delta"])
+        levels = {name: recounted(body, group) for name, group in promises(body).items()}
         total = total_of_run(body) if tells_total(body) else None
     except Refused:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
         raise Refused(f"certificate of {site}: its releases are none") from None
-    if body["epsilon"] < recounted * (1 - 1e-6):
-        raise Refused(f"certificate of {site}: its releases come to epsilon {rounded_up(recounted)}")
+    for name, level in levels.items():
+        if body[name] < level * (1 - 1e-6):
+            raise Refused(f"certificate of {site}: its releases come to {name.replace('_', ' ')} {rounded_up(level)}")
     if total is not None:
         check_total(body, total)
     return body, key
+
+
+def promises(body: Mapping[str, Any]) -> dict[str, int]:
+    """What a certificate promises, and to how many records of its site together."""
+    return {"epsilon": body["records_together"], "record_epsilon": 1}
 
 
 def tells_total(body: Mapping[str, Any]) -> bool:
@@ -197,13 +208,14 @@ def check_total(body: Mapping[str, Any], total: float) -> None:
     site = plain(body["site"])
     if body["runs"] < 1 or body["total_epsilon"] < total * (1 - 1e-4):
         raise Refused(f"certificate of {site}: over all runs it says less than this run's {rounded_up(total)}")
-    if body["total_delta"] >= MOST_DELTA or (body["runs"] == 1 and body["total_epsilon"] > total * (1 + 1e-4)):
+    alone = body["runs"] == 1 and is_charged_singly(body["releases"])  # others are charged as they were planned
+    if body["total_delta"] >= MOST_DELTA or (alone and body["total_epsilon"] > total * (1 + 1e-4)):
         raise Refused(f"certificate of {site}: its total is not that of its one run, or at a delta that no site allows")
 
 
 def total_of_run(body: Mapping[str, Any]) -> float:
     """What this run takes of the total over all runs, which is at a delta of its own."""
-    return accountant.epsilon(read(body["releases"]), body["total_delta"])
+    return adaptive.epsilon([read(body["releases"])], body["total_delta"])
 
 
 def check_planned(body: Mapping[str, Any], document: Document) -> None:
@@ -213,11 +225,14 @@ def check_planned(body: Mapping[str, Any], document: Document) -> None:
         raise Refused(f"certificate of {site}: its delta, or who sees what, is not the plan's")
     if body["versions"] != document.tree["versions"]:
         raise Refused(f"certificate of {site}: its versions are not the plan's")
+    if body["records_together"] != plan.together(index):
+        raise Refused(f"certificate of {site}: its promise is to another number of records than the plan's")
     check_releases(body["releases"], document, index)
-    left = plan.if_others_collude(index, read(body["releases"]), body["delta"])
+    left = plan.if_others_collude(index, read(body["releases"]), body["delta"], body["records_together"])
     if not same_levels(body["collusion"], left):
         raise Refused(f"certificate of {site}: what is left if others collude is not what its releases leave")
-    answers = max((line["count"] for line in body["releases"]), default=0)
+    several = plan.released_together(index)
+    answers = max((1 if line["stream"] in several else line["count"] for line in body["releases"]), default=0)
     check_ledger(f"certificate of {site}", body["ledger"], answers)
 
 
@@ -247,12 +262,15 @@ def same_levels(told: Mapping[str, float] | None, left: Mapping[str, float] | No
 
 
 def said(body: Mapping[str, Any], key: str) -> str:
-    promise = f"({rounded_up(body['epsilon'])}, {rounded_up(body['delta'])})-DP for one record in this run"
+    promise = (
+        f"({rounded_up(body['epsilon'])}, {rounded_up(body['delta'])})-DP for {together(body['records_together'])}"
+    )
+    alone = f", epsilon {rounded_up(body['record_epsilon'])} for one record" if body["records_together"] > 1 else ""
     total = "its total over all runs is not told"
     if tells_total(body):
         over = f"over {several(body['runs'], 'run')} at delta {body['total_delta']:g}"
-        total = f"epsilon {rounded_up(body['total_epsilon'])} {over}"
-    return f"{plain(body['site'])}: {promise}, {total}; key {words(key)[:40]}..."
+        total = f"epsilon {rounded_up(body['total_epsilon'])} for one record {over}"
+    return f"{plain(body['site'])}: {promise}{alone} in this run, {total}; key {words(key)[:40]}..."
 
 
 def is_shufflers(statement: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from silodp.deploy.book import PutBack
-from silodp.deploy.chain import Head, digest_of
+from silodp.deploy.chain import CHARGED, Head, answer_digest, digest_of
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.silo import SiloServer
 from silodp.deploy.silo_process import account_arrays, respond
@@ -24,7 +24,6 @@ from silodp.facts import Stream
 
 ASKED = ("kind", "round", "query", "stage", "keys", "signatures")  # what a question is; all else are hints
 SUMMED = ("step", "publics", "sealed", "words", "answered")  # and what is said around a sum
-CHARGED = ("ask", "local")
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 HEADER = "header"  # the part of a silo's state that is no array
 
@@ -74,7 +73,8 @@ class Desk:
         self.stored: dict[str, bytes] = {}  # digests of the parts of the state on the disk
         if ledger.run(run) is None:
             self.known = {} if witness is None else witness.of_sites(ledger.peers())
-            ledger.begin(run, fingerprint, self._lines(silo.whole.releases(silo.index)), self._changed())
+            several = silo.whole.released_together(silo.index)
+            ledger.begin(run, fingerprint, self._lines(silo.whole.releases(silo.index)), self._changed(), several)
         else:
             self._restore(ledger.state(run))
 
@@ -118,8 +118,8 @@ class Desk:
         told, message = self._answered(header, arrays)
         peers = {} if witness is None else self.ledger.peers() | witness.by_key(known)
         self.known, self.seen = known, self.seen if witness is None else (key, points_of(arrays))
-        body = hashlib.sha256(encode(told, message)).hexdigest()
-        event = {"kind": "answer", "run": self.run, "key": key, "question": question.hex(), "answer": body}
+        event = {"kind": "answer", "run": self.run, "key": key, "question": question.hex()}
+        event |= {"answer": answer_digest(told, message)}
         state, counted = self._changed(asked), self.counted(asked)
         event |= {"counted": counted, "state": self.ledger.digests(state)}
         event |= {} if witness is None else {"peers": digest_of(peers)}

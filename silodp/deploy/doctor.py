@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from silodp.deploy.kits import hardened
-from silodp.deploy.ledger import Ledger
+from silodp.deploy.ledger import Ledger, Run
 from silodp.deploy.office import HELLO, KEY, open_ledger
 from silodp.deploy.policy import is_shuffler, operators_file, read_policy, socket_of
 from silodp.deploy.units import COMPOSE_FILE, GUARD_FILE, NO_NETWORK, RELAY_FILE, elsewhere, secrets_of
@@ -73,9 +73,23 @@ def _book(folder: Path) -> list[Finding]:
         return [(False, str(error))]
     try:
         problems = ledger.verify()
-        return [(not problems, f"ledger: {ledger.head.seq} entries, {len(problems)} problems")]
+        found = [(not problems, f"ledger: {ledger.head.seq} entries, {len(problems)} problems")]
+        return (
+            found if problems else found + [_goes_on(folder, ledger, each) for each in ledger.runs() if not each.closed]
+        )
     finally:
         ledger.close()
+
+
+def _goes_on(folder: Path, ledger: Ledger, run: Run) -> Finding:
+    """A run that is open must end before the software changes: no program answers the plan of another version."""
+    from silodp.deploy.document import versions
+    from silodp.deploy.signing import read_document
+
+    kept, close = ledger.document(run.run), f"silodp ledger close {run.run} {folder}"
+    if kept is None or read_document(kept)["versions"] == versions():
+        return True, f"run {run.run}: open; before an upgrade let it end, or {close}"
+    return False, f"run {run.run}: planned with other versions than are installed, so it cannot go on; {close}"
 
 
 def _units(folder: Path) -> list[Finding]:
@@ -120,9 +134,20 @@ def _answers(folder: Path) -> Finding:
         link.close()
 
 
+def closed_line(ledger: Ledger, run: str) -> str:
+    from silodp.deploy.spending import charged, read
+
+    found = ledger.run(run)
+    assert found is not None  # it was just closed
+    whole = (
+        "" if charged(found) == read(found.counted) else ", and batches that are drawn at random as they were planned"
+    )
+    return f"closed: run {run}; what it released stays charged{whole}"
+
+
 def spent_lines(folder: Path, ledger: Ledger) -> list[str]:
     """For the operator: spent and left, every run, and the last refusals."""
-    from silodp.deploy.spending import epsilon_over, read
+    from silodp.deploy.spending import epsilon_over
     from silodp.deploy.wire import plain
 
     refused = [f"  refused: {code}: {plain(detail)}" for _, code, detail in ledger.refusals(10)]
@@ -131,7 +156,7 @@ def spent_lines(folder: Path, ledger: Ledger) -> list[str]:
         released = [f"  run {each.run}: {ledger.count_answers(each.run)} batches" for each in runs]
         return [f"{len(runs)} runs shuffled; a shuffler has no records and no budget", *released, *refused]
     limits = read_policy(folder).limits
-    total = epsilon_over({each.run: read(each.reserved) for each in runs}, limits.total_delta)
+    total = epsilon_over(runs, limits.total_delta)
     left = max(0.0, limits.total_epsilon - total)
     at = f"at delta {limits.total_delta:g}"
     spent = rounded_up(total) if total else 0

@@ -22,14 +22,15 @@ from silodp.deploy.desk import Desk
 from silodp.deploy.document import Document, versions
 from silodp.deploy.ledger import Ledger
 from silodp.deploy.office import HELLO, KEY, Office
-from silodp.deploy.policy import Denied, check_document, read_policy
+from silodp.deploy.policy import Denied, check_document, read_policy, told_config
 from silodp.deploy.shuffling import Outbox
 from silodp.deploy.sites import own_facts, read_records
 from silodp.deploy.spending import epsilon_over, read
 from silodp.deploy.vouch import Vouch
 from silodp.deploy.wire import encode
 from silodp.errors import ConfigError, Refused
-from silodp.privacy import accountant
+from silodp.plan.calibrate import group_of
+from silodp.plan.plan import cost_of
 
 
 class Guard(Office):
@@ -100,7 +101,7 @@ class Guard(Office):
     def _new_desk(self, document: Document) -> Desk:
         from silodp.deploy.silo import SiloServer
 
-        index = document.sites.index(self.policy.site)
+        index = self._index(document)
         setup = {"plan": document.tree["plan"], "index": index, "seed": None, "shuffler": None}
         vouch = Vouch(self.key, document)
         outbox = None if document.shuffler is None else Outbox(self.key, document, index)
@@ -110,20 +111,25 @@ class Guard(Office):
             raise Denied("data") from None
         return Desk(self.ledger, document.run, document.fingerprint, silo, vouch)
 
+    def _index(self, document: Document) -> int:
+        return document.sites.index(self.policy.site)
+
     # --- budget -------------------------------------------------------------------------------------------
 
     def _budget(self, run: str) -> bytes:
         """Spent and left, as this site's own ledger says it, if its operator wants the server to know. It depends on
         plans and counts, never on a record."""
-        found = self.ledger.run(run)
-        if found is None:
+        found, kept, limits = self.ledger.run(run), self.ledger.document(run), self.policy.limits
+        if found is None or kept is None:
             raise Denied("run")
         if not self.policy.tell_budget:
             return encode({"kind": "budget"}, {})
-        delta, limits = found_delta(self.ledger, run), self.policy.limits
+        document = self._document(kept.decode())
+        privacy, size = told_config(document.tree["plan"]).privacy, document.facts.sizes[self._index(document)]
+        cost = lambda lines: cost_of([read(lines)], document.tree["delta"], group_of(privacy, size))
         told = {
-            "run_spent": accountant.epsilon(read(found.counted), delta),
-            "run_reserved": accountant.epsilon(read(found.reserved), delta),
+            "run_spent": cost(found.counted),
+            "run_reserved": cost(found.reserved),
             "total": total_with(self.policy, self.ledger),
             "limit": limits.total_epsilon,
             "delta": limits.total_delta,
@@ -151,12 +157,6 @@ class Guard(Office):
         return encode({"kind": "certificate", "certificate": signed}, {})
 
 
-def found_delta(ledger: Ledger, run: str) -> float:
-    kept = ledger.document(run)
-    assert kept is not None  # a run begins with an approved plan
-    return float(signing.read_document(kept)["delta"])
-
-
 def check_plan(policy: rules.Policy, key: signing.Key, ledger: Ledger, document: Document) -> None:
     """Everything that a site checks of a plan, when its operator approves it and again when it is answered."""
     try:
@@ -173,10 +173,8 @@ def check_plan(policy: rules.Policy, key: signing.Key, ledger: Ledger, document:
 
 def total_with(policy: rules.Policy, ledger: Ledger, document: Document | None = None) -> float:
     """Epsilon of all runs on these records together, with all of this plan, whatever is reserved for it."""
-    runs = {each.run: read(each.reserved) for each in ledger.runs()}
-    if document is not None:
-        runs[document.run] = document.plan.spent(document.sites.index(policy.site))
-    return epsilon_over(runs, policy.limits.total_delta)
+    own = {} if document is None else {document.run: document.plan.spent(document.sites.index(policy.site))}
+    return epsilon_over(ledger.runs(), policy.limits.total_delta, own)
 
 
 def signed_site_facts(folder: Path) -> dict[str, Any]:

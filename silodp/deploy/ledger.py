@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,14 +130,20 @@ class Ledger(Book):
 
     # --- runs ---------------------------------------------------------------------------------------------
 
-    def begin(self, run: str, fingerprint: str, reserved: list[dict[str, Any]], state: Mapping[str, bytes]) -> None:
-        """Reserve the whole plan before anything is computed. The operator may have revoked it meanwhile."""
+    def begin(
+        self, run: str, fingerprint: str, reserved: list[dict[str, Any]], state: Mapping[str, bytes],
+        several: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """Reserve the whole plan before anything is computed. The operator may have revoked it meanwhile.
+
+        `several`: streams that one answer may release several times.
+        """
 
         def beginning() -> Event:
             if self.needs_approval and not self.approved(fingerprint):
                 raise Closed(f"run {run}: its approval does not stand")
-            state_told = self.digests(state)
-            return {"kind": "begin", "run": run, "plan": fingerprint, "reserved": reserved, "state": state_told}
+            told = {"plan": fingerprint, "reserved": reserved, "state": self.digests(state)}
+            return {"kind": "begin", "run": run} | told | ({"several": list(several)} if several else {})
 
         with self.event(beginning):
             row = (run, fingerprint, time.time(), json.dumps(reserved), "[]", None, 0.0)
@@ -153,7 +159,7 @@ class Ledger(Book):
         return self._one("select value from secret")[0]
 
     def finish(self, run: str) -> None:
-        """No further answers; the reservation shrinks to what was counted."""
+        """No further answers; what is charged from now on is what was used (silodp.deploy.spending)."""
 
         def closing() -> Event:
             found = self.run(run)
@@ -162,9 +168,7 @@ class Ledger(Book):
             return {"kind": "close", "run": run, "counted": found.counted}
 
         with self.event(closing):
-            self.db.execute(
-                "update run set closed = ?, reserved = counted where run = ? and closed is null", (time.time(), run)
-            )
+            self.db.execute("update run set closed = ? where run = ? and closed is null", (time.time(), run))
             self.db.execute("delete from state where run = ?", (run,))
             self.db.execute("update answer set reply = null where run = ?", (run,))
             self.swept = False
@@ -280,9 +284,14 @@ class Ledger(Book):
         try:
             entries = self.db.execute("select seq, event, head from chain order by seq")
             told = retold(entries, self.needs_approval)
-            return told.problems + self._differing(told)
+            return self._programs() + told.problems + self._differing(told)
         finally:
             self.db.execute("release reading")
+
+    def _programs(self) -> list[str]:
+        """SQL that a database runs by itself when a row is written: a ledger has none."""
+        found = self.db.execute("select name from sqlite_master where type in ('trigger', 'view')")
+        return [f"{name!r}: a ledger has no triggers and no views" for (name,) in found]
 
     def _differing(self, told: Retold) -> list[str]:
         questions = self.db.execute("select run, key, question from answer")
@@ -290,12 +299,17 @@ class Ledger(Book):
         try:
             return [
                 *told.differing_answers({(run, key): question.hex() for run, key, question in questions}),
+                *told.differing_replies(self._replies()),
                 *told.differing_runs({each.run: self._row(each) for each in self.runs()}),
                 *told.differing_approvals(approvals),
                 *(["others' ledgers: what is known of them is not what was written"] if self._forgets(told) else []),
             ]
         except (ValueError, TypeError, AttributeError) as error:
             return [f"a row is none that a guard writes ({type(error).__name__})"]
+
+    def _replies(self) -> Iterator[tuple[str, str, bytes | None]]:
+        for run, key, cell in self.db.execute("select run, key, reply from answer where reply is not null"):
+            yield run, key, self.blobs.get(cell) if self.blobs.sound(cell) else None
 
     def _forgets(self, told: Retold) -> bool:
         peers = self.peers()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.deploy.approval import load
-from silodp.deploy.certify import CERTIFICATE, is_shufflers, tells_total, verified
+from silodp.deploy.certify import CERTIFICATE, is_shufflers, promises, tells_total, verified
 from silodp.deploy.document import Document
 from silodp.deploy.signing import opened, words
 from silodp.deploy.spending import read
@@ -80,7 +80,8 @@ def certified(document: Document, bodies: Sequence[Mapping[str, Any]]) -> dict[s
     tree = certificate(plan, [read(body["releases"]) for body in bodies], context)
     for silo, body in zip(tree["silos"], bodies, strict=True):
         total = {"epsilon": body["total_epsilon"], "delta": body["total_delta"], "runs": body["runs"]}
-        silo |= {"epsilon": body["epsilon"], "spent": total if tells_total(body) else None}
+        silo |= {name: body[name] for name in promises(body) if name in silo}
+        silo |= {"spent": total if tells_total(body) else None}
     return tree | {"outside_the_guarantee": [*context.outside, *NOT_COVERED]}
 
 

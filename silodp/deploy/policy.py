@@ -39,7 +39,7 @@ class Limits(Section):
     epsilon: float = Field(gt=0, description="largest epsilon of one run")
     delta: float = Field(gt=0, lt=1e-2, description="largest delta of one run")
     total_epsilon: float = Field(gt=0, description="largest epsilon of all runs on these records together")
-    total_delta: float = Field(gt=0, lt=1e-2, description="the delta at which all runs together are counted")
+    total_delta: float = Field(gt=0, lt=2e-2, description="the delta at which all runs together are counted")
     colluding: int = Field(
         default=1, ge=0, description="other silos that sums must stand when they work for the server (trust aggregated)"
     )
@@ -142,7 +142,8 @@ SENTENCES = {
     "not-listed": "this site is not in the plan, or stands in it with another key",
     "peers": "the plan has sites, or keys of sites, that this site's operator does not know",
     "shuffler": "the plan's shuffler, or its key, is not one that this site's operator knows",
-    "versions": "the plan was made with other versions of the software than are installed here",
+    "versions": "the plan was made with other versions of the software than are installed here; close its run at every "
+    "site (silodp ledger close) and propose a new plan, which may begin with this run's model",
     "not-private": "the plan has no privacy target, or its noise is not calculated exactly",
     "seeded": "the plan's noise could be repeated from a seed",
     "trust": "this trust model is not allowed here",

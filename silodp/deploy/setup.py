@@ -32,8 +32,8 @@ schema = "schema.toml"
 trusts = {trusts}
 epsilon = {epsilon}           # of one run, for every record
 delta = {delta}
-total_epsilon = {total}     # of all runs on these records together
-total_delta = {delta}
+total_epsilon = {total}     # of all runs on these records together, whoever chooses them
+total_delta = {total_delta}     # twice delta: one run with all of total_epsilon needs a little more
 # colluding = 1         # so many other sites may work for the server (trust aggregated)
 # epsilon_alone = 2.0   # of one run, if all others and the shuffler work for the server (trust shuffled)
 
@@ -77,6 +77,7 @@ def init_site(
         epsilon=epsilon,
         total=total,
         delta=delta,
+        total_delta=2 * delta,
     )
     with private_files():
         key = made_folder(folder, {NAME: policy, "schema.toml": text}, SILO, data)

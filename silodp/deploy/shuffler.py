@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from silodp.channels.sealed import Terms, unwrapped
+from silodp.deploy.chain import answer_digest
 from silodp.deploy.files import held
 from silodp.deploy.ledger import COUNTER, LEDGER, Ledger
 from silodp.deploy.shuffling import create_box, label, public_of, read_box
@@ -61,9 +62,10 @@ class Batches:
     def _fresh(self, query: str, key: str, question: bytes, parcels: Mapping[str, np.ndarray], done: Any) -> bytes:
         began = time.process_time()
         released = {"sealed": rows(permuted(self._collected(query, key.removeprefix("shuffle "), parcels)))}
+        told = {"kind": "answer", "facts": {}}
         event = {"kind": "answer", "run": self.run, "key": key, "question": question.hex()}
-        with self.ledger.event(event | {"answer": digest_of(released).hex()}) as head:
-            reply = encode({"kind": "answer", "facts": {}, "ledger": list(head)}, released)
+        with self.ledger.event(event | {"answer": answer_digest(told, released)}) as head:
+            reply = encode(told | {"ledger": list(head)}, released)
             self.ledger.add_answer(self.run, key, question, reply, [], {}, time.process_time() - began)
             self.ledger.drop(self.run, [str(each) for each in done] if isinstance(done, list) else [])
         return reply

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
-from silodp.privacy import accountant, clones, kinds
+from silodp.privacy import adaptive, clones, kinds
 from silodp.privacy.kinds import Releases, Spent
+
+if TYPE_CHECKING:
+    from silodp.deploy.ledger import Run
 
 KINDS = (kinds.Full, kinds.Disjoint, kinds.Poisson, kinds.FixedSize, kinds.TwoLevel, kinds.Masked)
 BESIDE = ("loss", "lost", "coins")  # of releases that are not quite those of their kind; written where they are not 0
@@ -56,14 +59,17 @@ def _kind(tree: Any) -> Any:
     return BY_NAME[tree["kind"]](**{name: _kind(value) for name, value in tree.items() if name != "kind"})
 
 
-def over_runs(runs: Mapping[str, Sequence[Spent]]) -> list[Spent]:
-    """All runs' releases. A pass over the records in one run is not the pass of another: streams keep their run."""
-    return [
-        replace(each, releases=replace(each.releases, stream=f"{run}/{each.releases.stream}"))
-        for run, spent in runs.items()
-        for each in spent
-    ]
+def is_charged_singly(lines: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run that has ended costs what it has released, and nothing that it has not."""
+    return all(adaptive.is_gaussian(part) for part in read(lines))
 
 
-def epsilon_over(runs: Mapping[str, Sequence[Spent]], delta: float) -> float:
-    return accountant.epsilon(over_runs(runs), delta)
+def charged(run: Run) -> list[Spent]:
+    """What a run costs: its whole plan while it is open, and afterwards what was used of it."""
+    reserved = read(run.reserved)
+    return reserved if run.closed is None else adaptive.used(reserved, read(run.counted))
+
+
+def epsilon_over(runs: Iterable[Run], delta: float, planned: Mapping[str, Sequence[Spent]] | None = None) -> float:
+    """Epsilon of all runs together. `planned`: by run, what is charged whatever the ledger says."""
+    return adaptive.epsilon(({each.run: charged(each) for each in runs} | dict(planned or {})).values(), delta)

@@ -68,7 +68,8 @@ def spent_text(site: Mapping[str, Any]) -> str:
     if budget is None:
         return "no budget told" if site["epsilon"] is None else f"epsilon {rounded_up(site['epsilon'])} planned"
     own = f"epsilon {rounded_up(budget['run_spent'])} of {rounded_up(budget['run_reserved'])} in this run"
-    return f"{own}, {rounded_up(budget['total'])} of {budget['limit']:g} in all runs"
+    over = f"{rounded_up(budget['total'])} of {budget['limit']:g} in all runs at delta {rounded_up(budget['delta'])}"
+    return f"{own}, {over}"
 
 
 def heard_text(site: Mapping[str, Any]) -> str:

@@ -126,6 +126,10 @@ class Plan:
     def releases(self, silo: int) -> tuple[Stream, ...]:
         return self.declared.streams[silo]
 
+    def released_together(self, silo: int) -> list[str]:
+        """Lines of which one answer may have several releases: local steps."""
+        return [self.channel.accounted_as(stream) for stream in self.releases(silo) if stream.local]
+
     @property
     def streams(self) -> tuple[str, ...]:
         return tuple(stream.name for stream in self.releases(0))
@@ -188,15 +192,9 @@ class Plan:
         return self.cost(silo, self.spent(silo), delta)
 
     def cost(self, silo: int, spent: Sequence[Spent], delta: float | None = None) -> float:
-        """Epsilon of what was spent about a silo, for as many of its records as the target protects together.
-
-        A record is trained on or held out: it pays for the one or for the other.
-        """
+        """Epsilon of what was spent about a silo, for as many of its records as the target protects together."""
         delta = self.config.privacy.delta if delta is None else delta
-        group = self.together(silo)
-        if group > 1:
-            return accountant.group_epsilon(spent, delta, group)
-        return max((accountant.epsilon(own, delta) for own in self.apart(spent)), default=0.0)
+        return cost_of(self.apart(spent), delta, self.together(silo))
 
     def together(self, silo: int) -> int:
         """How many of a silo's records the target protects together."""
@@ -249,6 +247,16 @@ class Plan:
         plan = Plan(config, facts, entry, algorithm, channel, stages_of(parts, noise), dict(tree["chosen"]))
         check_noise(plan)
         return plan
+
+
+def cost_of(apart: Sequence[Sequence[Spent]], delta: float, together: int) -> float:
+    """Epsilon of so many records of a silo. `apart`: releases on records to train on, and those on held-out ones.
+
+    One record is the one or the other: it pays for its part. Several may be both, and pay for all.
+    """
+    if together > 1:
+        return accountant.group_epsilon([part for own in apart for part in own], delta, together)
+    return max((accountant.epsilon(own, delta) for own in apart), default=0.0)
 
 
 def check_keys(what: str, tree: Mapping[str, Any], keys: set[str]) -> None:

@@ -128,7 +128,7 @@ def honest(certificate: Mapping[str, Any]) -> Html:
 def each_silo(silos: Sequence[Mapping[str, Any]]) -> Html:
     groups, spent = silos[0]["several_records_of_one_person"], "spent" in silos[0]
     heads = (
-        "silo", "records", "epsilon", "delta", *(["epsilon spent over all runs, by its ledger"] if spent else []),
+        "silo", "records", "epsilon", "delta", *(["a record's epsilon over all runs, by its ledger"] if spent else []),
         *(f"epsilon of a person with {g['records']} records" for g in groups),
     )  # fmt: skip
     rows = [

@@ -6,6 +6,75 @@ from tests.mutants.harness import Mutant
 
 DEPLOYED = [
     Mutant(
+        "every-release-an-entry", "silodp/deploy/certify.py",
+        '1 if line["stream"] in several else line["count"]', 'line["count"]',
+        "a run with local steps cannot be certified",
+        "tests/test_deploy_guard.py::test_a_run_with_local_steps_is_certified",
+    ),
+    Mutant(
+        "count-jumps", "silodp/deploy/chain.py",
+        "if stream in self.several else 1)", "if True else 1)",
+        "an entry counts more releases than its answer had, and nobody notices",
+        "tests/test_deploy_edits.py::test_entries_that_no_guard_writes_are_found",
+    ),
+    Mutant(
+        "a-sum-counts", "silodp/deploy/chain.py",
+        "            kind in CHARGED\n            and all(", "            all(",
+        "an entry of a question that releases nothing counts a release",
+        "tests/test_deploy_edits.py::test_entries_that_no_guard_writes_are_found",
+    ),
+    Mutant(
+        "reply-not-compared", "silodp/deploy/chain.py",
+        "if reply is None or not is_answer(reply, self.answers.get((run, key)))", "if reply is None",
+        "a ledger's answer is edited, and a guard sends it as its own",
+        "tests/test_deploy_edits.py::test_bytes_that_are_sent_again_are_those_that_were_sent",
+    ),
+    Mutant(
+        "entry-of-a-reply-not-compared", "silodp/deploy/chain.py",
+        '(answer_digest(header, arrays), header.get("ledger")) == (told[0], list(told[1]))',
+        "answer_digest(header, arrays) == told[0]",
+        "an answer that is sent again tells of another entry than its own",
+        "tests/test_deploy_edits.py::test_bytes_that_are_sent_again_are_those_that_were_sent",
+    ),
+    Mutant(
+        "certificate-of-one-record", "silodp/deploy/certify.py",
+        '"epsilon": plan.cost(index, own),', '"epsilon": cost_of(plan.apart(own), delta, 1),',
+        "a certificate of a plan that protects several records together states what one record has",
+        "tests/test_deploy_guard.py::test_a_certificate_speaks_of_as_many_records_as_the_plan_protects_together",
+    ),
+    Mutant(
+        "another-group-certified", "silodp/deploy/certify.py",
+        'if body["records_together"] != plan.together(index):', "if False:",
+        "a site certifies its promise to one record where the plan promises it to several",
+        "tests/test_deploy_server.py::test_what_a_certificate_counts_is_what_was_planned",
+    ),
+    Mutant(
+        "drawn-batches-freed", "silodp/privacy/adaptive.py",
+        "begun and not is_gaussian(part)", "False",
+        "whoever ends runs on drawn batches by what they show gets more than the site's limit",
+        "tests/test_privacy_adaptive.py::test_a_run_that_was_ended_is_charged_as_it_was_covered",
+    ),
+    Mutant(
+        "covered-at-points-only", "silodp/privacy/adaptive.py",
+        "    while mu and not _covers(mu, epsilons, needed):", "    while False:",
+        "between two points a run tells more than the Gaussian that it is charged as",
+        "tests/test_privacy_adaptive.py::test_a_run_is_covered_by_its_gaussian_at_every_epsilon",
+    ),
+    Mutant(
+        "composed-as-if-fixed", "silodp/privacy/adaptive.py",
+        "    mus, *others = zip(*each, strict=True)\n",
+        "    return accountant.epsilon([part for spent in runs for part in spent], delta)\n"
+        "    mus, *others = zip(*each, strict=True)\n",
+        "runs that are chosen by earlier ones are charged as if they had been fixed beforehand",
+        "tests/test_privacy_adaptive.py::test_what_happened_to_be_released_is_no_bound_and_this_is",
+    ),
+    Mutant(
+        "upgraded-in-a-run", "silodp/deploy/guard.py",
+        '    if document.tree["versions"] != versions():\n        raise Denied("versions")\n', "",
+        "a run goes on with other programs than those that its noise was planned with",
+        "tests/test_deploy_edits.py::test_a_run_that_is_open_during_an_upgrade_is_refused_with_what_to_do",
+    ),
+    Mutant(
         "sums-that-stand-nobody", "silodp/deploy/policy.py",
         "stands < limits.colluding:", "stands < 0:",
         "a server proposes sums that one silo which works for it can take apart",
