@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -18,16 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from bench.tasks import Arrays
+from bench.tasks import LONGEST, Arrays
 from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
 from silodp.releases import packed
-from silodp.stages.whiten import CENTRE, MOMENT, Centre, Moment, reach_of, shift_of
+from silodp.stages.whiten import CENTRE, MOMENT, Centre, Moment, shift_of
 
 DELTA = 1e-5
-LARGEST = 3e7  # numbers in one array of scores
+TOGETHER, MOST_ROUNDS = 16, 60  # settings of one program, which all tasks of the same shapes share
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Setting:
     seed: int
 
     def weights(self) -> np.ndarray:
-        last = min(self.average, self.rounds)
-        return np.where(np.arange(self.rounds) >= self.rounds - last, 1 / last, 0.0)
+        last, rounds = min(self.average, self.rounds), np.arange(MOST_ROUNDS)
+        return np.where((rounds >= self.rounds - last) & (rounds < self.rounds), 1 / last, 0.0)
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,12 @@ class Ground:
     @property
     def outputs(self) -> int:
         return int(max(self.train[1].max(), self.test[1].max())) + 1 if self.kind == "softmax" else 1
+
+    @cached_property
+    def moment(self) -> np.ndarray:
+        """Of (features, 1). That centred records may be a little longer than the clip norm is not looked at."""
+        rows = with_constant(self.train[0], LONGEST).astype(np.float64)
+        return rows.T @ rows / len(rows)
 
     def facts(self) -> Facts:
         record = (f"float32[{self.train[0].shape[1]}]", "float32[]" if self.kind == "linear" else "int32[]")
@@ -84,16 +90,14 @@ def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
     rng = np.random.default_rng([seed, round(1000 * float(plan.config.privacy.epsilon or 0))])
     options, section = plan.config.algorithm, plan.config.whiten
     assert section is not None and options.clip is not None
-    features = with_constant(ground.train[0], reach_of(section.clip, 1.0))[:, :-1].astype(np.float64)
-    centre = noised_centre(plan, features, rng)
+    centre = noised_centre(plan, ground.moment[-1, :-1], rng)
     stage = plan.at("whiten")
     asked: Any = stage.algorithm
-    rows = np.hstack([features - centre, np.ones((len(features), 1))])
-    rows *= np.minimum(1, section.clip / np.linalg.norm(rows, axis=1, keepdims=True))
-    if isinstance(asked, Moment):
-        released = np.asarray(packed(jnp.asarray(rows.T @ rows / len(rows), jnp.float32)), np.float64)
-    else:
-        released = np.mean(rows[:, :-1] ** 2, axis=0)
+    shift = np.eye(len(centre) + 1)
+    shift[:-1, -1] = -centre
+    moment = shift @ ground.moment @ shift.T
+    full = isinstance(asked, Moment)
+    released = np.asarray(packed(jnp.asarray(moment, jnp.float32)) if full else np.diag(moment)[:-1], np.float64)
     std = stage.std_of_average(MOMENT) * asked.unit
     made = asked.whitening(jnp.asarray(released + std * rng.normal(size=released.shape), jnp.float32), std)
     matrix = np.diag(made.matrix) if made.matrix.ndim == 1 else np.array(made.matrix)
@@ -105,12 +109,12 @@ def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
     )  # fmt: skip
 
 
-def noised_centre(plan: Plan, features: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def noised_centre(plan: Plan, mean: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     stage = plan.at("centre")
     asked = stage.algorithm
     assert isinstance(asked, Centre)
     std = stage.std_of_average(CENTRE) * float(asked.clip)
-    told = features.mean(0) + std * rng.normal(size=features.shape[1])
+    told = mean + std * rng.normal(size=mean.shape)
     return np.asarray(shift_of(jnp.asarray(told, jnp.float32), std, np.asarray(asked.scale)).centre, np.float64)
 
 
@@ -122,20 +126,15 @@ def plain_setting(ground: Ground, std: float, rounds: int, step: float, clip: fl
 
 def scores(ground: Ground, settings: Sequence[Setting], reach: float = math.inf) -> list[float]:
     """Accuracy, or R^2, on the test records, for every setting."""
-    found = [0.0] * len(settings)
+    found: list[float] = []
     arrays = [jnp.asarray(with_constant(x, reach)) for x in (ground.train[0], ground.test[0])]
     kind = np.int32 if ground.kind == "softmax" else np.float32
     targets = [jnp.asarray(np.asarray(y, kind)) for y in (ground.train[1], ground.test[1])]
-    most = max(1, int(LARGEST / (len(ground.train[0]) * ground.outputs)))
-    for rounds in sorted({each.rounds for each in settings}):
-        places = [i for i, each in enumerate(settings) if each.rounds == rounds]
-        size = min(most, len(places))
-        for start in range(0, len(places), size):
-            own = places[start : start + size]
-            padded = [settings[i] for i in own] + [settings[own[-1]]] * (size - len(own))
-            told = trained(*arrays, *targets, stacked(padded), ground.kind, rounds, ground.outputs)
-            for i, value in zip(own, np.asarray(told), strict=False):
-                found[i] = float(np.nan_to_num(value, nan=-9.0))
+    for start in range(0, len(settings), TOGETHER):
+        own = list(settings[start : start + TOGETHER])
+        padded = own + [replace(own[-1], rounds=1, average=1)] * (TOGETHER - len(own))
+        told = trained(*arrays, *targets, stacked(padded), max(s.rounds for s in own), ground.kind, ground.outputs)
+        found += np.nan_to_num(np.asarray(told)[: len(own)], nan=-9.0).tolist()
     return found
 
 
@@ -151,9 +150,9 @@ def stacked(settings: Sequence[Setting]) -> dict[str, Any]:
     }
 
 
-@partial(jax.jit, static_argnames=("kind", "rounds", "outputs"))
+@partial(jax.jit, static_argnames=("kind", "outputs"))
 def trained(
-    rows: Array, tests: Array, y: Array, wanted: Array, given: dict[str, Array], kind: str, rounds: int, outputs: int
+    rows: Array, tests: Array, y: Array, wanted: Array, given: dict[str, Array], rounds: Any, kind: str, outputs: int
 ) -> Array:
     """Nesterov's momentum on x -> matrix x; a record's gradient is (residual) (matrix x)^T, clipped as a whole."""
     matrix = given["matrix"]

@@ -1,16 +1,16 @@
-"""`python -m bench.utility [TASK ...] [--quick] [--print]`: what `auto` reaches at an epsilon, beside others.
+"""`python -m bench.utility [TASK ...] [--quick] [--print] [--check]`: what `auto` reaches at an epsilon, beside others.
 
 Every number is kept in bench/utility.json as soon as it is measured, so that a stopped run goes on where it was.
 Numbers of `auto` are dropped when a constant of its recipe changes. The page and the figure are written at the end.
 
 Features are standardised by means and deviations of the training records, which no epsilon covers, and records are
-shortened to a public length: the same for all methods.
+shortened to a public length: the same for all methods. Linear models are trained by `bench.averages`; --check runs some
+cells of `auto` through the whole library as well.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import itertools
 import json
@@ -21,74 +21,91 @@ from typing import Any
 
 import numpy as np
 
-from bench.rivals import DELTA, central, linear_model, trees
-from bench.tasks import TASKS, Split, Task, in_pieces, split
+from bench.averages import DELTA, Ground, auto_setting, others, plain_setting, scores
+from bench.rivals import central, linear_model, trees
+from bench.tasks import LONGEST, TASKS, Split, Task, split
 from bench.utility_page import KEPT, write_page
-from silodp.cluster import Place, place_of, spread
-from silodp.data import FederatedData
 from silodp.parse import parse_config
 from silodp.plan import auto as recipe
 from silodp.plan.make import knots_that_pay
-from silodp.plan.objects import facts_of
 from silodp.run.sweep import run_configs
 from silodp.stages import whiten
 
-EPSILONS, TRUSTS = (0.5, 1.0, 3.0, 8.0), ("trusted", "aggregated", "untrusted")
-# The stated search of DP-GD, by name of its method: everything is tried, the best on test records is taken.
+EPSILONS, TRUSTS = (0.5, 1.0, 3.0, 8.0), ("trusted", "aggregated", "shuffled", "untrusted")
+# The stated searches, by name of their method: everything is tried, the best in the mean over splits is taken.
 SEARCHES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "dp-gd": {"rounds": (20,), "step_size": (3.0, 10.0, 30.0, 100.0), "clip": (0.1, 0.3, 1.0)},
-    "dp-gd, momentum": {
-        "rounds": (40,), "step_size": (1.0, 3.0, 10.0), "clip": (0.1, 0.3, 1.0), "optimiser": ("nesterov",),
-    },
-}  # fmt: skip
-SEEDS = {"auto": 5, "local": 2, "dp-gd": 2, "dp-gd, momentum": 2}  # others: as many as auto
+    "dp-gd": {"rounds": (20, 60), "step": (4.0, 16.0, 64.0), "clip": (0.1, 0.3, 1.0), "momentum": (0.0,)},
+    "dp-gd, momentum": {"rounds": (60,), "step": (0.3, 1.0, 4.0), "clip": (0.1, 0.3, 1.0), "momentum": (0.9,)},
+}
+FACTORS = ((0.5, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, 2.0))  # of steps and clip norms, beside those of `auto`
+SMALL, SPLITS, SPLITS_OF_SMALL = 2500, 5, 15  # records; test sets of small tasks say little
 ALONE = 2  # silos that are trained alone, in the mean
 QUICK = (1.0, 3.0)
-JOB = "bench.utility:run_job"
-MOST_IN_PIECES = 20  # features
+MOST_FEATURES = 400  # in pieces
+WHITEN = {"scale": 1.0}
+METHODS = ["auto", "dp-gd", "dp-gd, momentum", "auto, other constants", "auto, other knots", "objective", "adassp",
+           "no privacy", "local", "dp-ebm", "diffprivlib"]  # fmt: skip
 
 
-def config(task: Task, epsilon: float, trust: str, seed: int, algorithm: dict[str, Any], **more: Any) -> Any:
+def ground_of(made: Split) -> Ground:
+    return Ground(made.kind, made.train, made.test, made.sizes)
+
+
+def knots_of(made: Split, epsilon: float, trust: str) -> int:
+    """What the estimators do: broken lines where `auto` says that they pay."""
     privacy = {"epsilon": epsilon, "delta": DELTA, "trust": trust}
-    tree = {"model": {"kind": task.kind}, "privacy": privacy, "algorithm": algorithm}
-    return parse_config(tree | {"run": {"seed": seed, "every": algorithm.get("rounds", 20)}} | more)
+    tree = {"model": {"kind": made.kind}, "privacy": privacy, "algorithm": {"name": "auto"}, "whiten": WHITEN}
+    return knots_that_pay(parse_config(tree), ground_of(made).facts(), made.features)
 
 
-def scores(task: Task, data: FederatedData, configs: list[Any]) -> list[float]:
-    """Accuracy, or R^2, on the test records."""
-    outcomes = run_configs(configs, data)
-    if task.kind != "linear":
-        return [outcome.history[-1]["test_accuracy"] for outcome in outcomes]
-    assert data.test is not None
-    variance = float(np.var(data.test.targets))
-    return [1 - outcome.history[-1]["test_loss"] / variance for outcome in outcomes]
+Cell = tuple[float, str]
 
 
-def auto(task: Task, data: FederatedData, epsilon: float, trust: str, seed: int) -> float:
-    """With the public step `pieces` where it says that this pays, as the estimators do."""
-    asked = config(task, epsilon, trust, seed, {"name": "auto"}, whiten={"scale": 1.0})
-    knots = knots_that_pay(asked, facts_of(data), lambda knots: data.input_shape[0] * (knots + 1))
-    return scores(task, in_pieces(data, knots) if knots else data, [asked])[0]
+def auto(
+    made: Split, cells: list[Cell], seed: int, factors: Any = ((1.0, 1.0),), knots: int | None = None
+) -> list[Any]:
+    """A row for each cell; cells with the same features are trained together."""
+    chosen = [knots_of(made, *cell) if knots is None else knots for cell in cells]
+    found: dict[Cell, Any] = {}
+    for each in sorted(set(chosen)):
+        own = [cell for cell, k in zip(cells, chosen, strict=True) if k == each]
+        ground = ground_of(made.in_pieces(each))
+        plans = [ground.plan(*cell, {"name": "auto"}, WHITEN) for cell in own]
+        settings = [s for plan in plans for s in others(auto_setting(ground, plan, seed), factors)]
+        rows = np.reshape(scores(ground, settings, LONGEST), (len(own), -1)).tolist()
+        found |= dict(zip(own, rows, strict=True))
+    return [found[cell] for cell in cells]
 
 
-def auto_on_pieces(task: Task, data: FederatedData, epsilon: float, trust: str, seed: int) -> float:
-    asked = config(task, epsilon, trust, seed, {"name": "auto"}, whiten={"scale": 1.0})
-    return scores(task, in_pieces(data), [asked])[0]
+def other_knots(made: Split, cells: list[Cell], seed: int) -> list[Any]:
+    each = [
+        k for k in (0, *sorted(recipe.KNOTS)) if made.features(k) <= MOST_FEATURES and (k == 0 or made.numbers.any())
+    ]
+    return np.stack([np.ravel(auto(made, cells, seed, knots=k)) for k in each], axis=1).tolist()
 
 
-def local(task: Task, made: Split, epsilon: float, seed: int) -> float:
-    """Each silo by itself: `auto` on its own records."""
-    alone = range(min(ALONE, task.silos))
-    return float(np.mean([auto(task, made.alone(i), epsilon, "trusted", seed) for i in alone]))
-
-
-def searched(task: Task, made: Split, method: str, epsilons: tuple[float, ...], trust: str, seed: int) -> list[Any]:
-    """DP-GD at every point of its search, for each epsilon: one program."""
-    search = SEARCHES[method]
+def searched(made: Split, method: str, cells: list[Cell], seed: int) -> list[Any]:
+    """DP-GD at every point of its search, on all cells at once."""
+    ground, search = ground_of(made), SEARCHES[method]
     points = [dict(zip(search, values, strict=True)) for values in itertools.product(*search.values())]
-    options = [{"name": "dp-gd", "weights": "size", **point} for point in points]
-    configs = [config(task, epsilon, trust, seed, each) for epsilon in epsilons for each in options]
-    return np.reshape(scores(task, made.data, configs), (len(epsilons), -1)).tolist()
+    unit = 0.3 if made.kind == "linear" else 1.0  # gradients of squared losses are longer
+    settings = []
+    for epsilon, trust in cells:
+        options = {"name": "dp-gd", "rounds": 1, "clip": 1.0, "step_size": 1.0, "weights": "size"}
+        sums = recipe.SUMMED.get(trust, {}) and recipe.SUMMED[trust] | {"grid": 1000}
+        std = ground.plan(epsilon, trust, options | sums).std_of_average("value")
+        settings += [
+            plain_setting(ground, std * np.sqrt(p["rounds"]), p["rounds"], unit * p["step"], p["clip"] / unit,
+                          p["momentum"], p["rounds"] // 4, seed)
+            for p in points
+        ]  # fmt: skip
+    return np.reshape(scores(ground, settings, LONGEST), (len(cells), -1)).tolist()
+
+
+def local(made: Split, epsilon: float, seed: int) -> float:
+    """Each silo by itself: `auto` on its own records."""
+    alone = [made.alone(i) for i in range(min(ALONE, made.silos))]
+    return float(np.mean([auto(each, [(epsilon, "trusted")], seed)[0][0] for each in alone]))
 
 
 def constants_of_auto() -> str:
@@ -98,114 +115,85 @@ def constants_of_auto() -> str:
     return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()[:16]
 
 
-class Found:
-    """Measured numbers by task|epsilon|trust|method|seed."""
-
-    def __init__(self, found: dict[str, Any]) -> None:
-        self.found = found
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.found
-
-    def keep(self, key: str, value: Any) -> None:
-        self.found[key] = value
-
-    def once(self, key: str, value: Callable[[], Any]) -> None:
-        if key not in self:
-            self.keep(key, value())
-
-
-class Kept(Found):
-    """The same in a file. Several processes may measure different tasks."""
+class Kept:
+    """Measured numbers by task|epsilon|trust|method|seed, in a file."""
 
     def __init__(self) -> None:
-        super().__init__(self.read())
-
-    def read(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         if found.get("constants of auto") != constants_of_auto():
-            found = {k: v for k, v in found.items() if "|auto" not in k and "|local|" not in k}
-        return found | {"constants of auto": constants_of_auto()}
+            found = {k: v for k, v in found.items() if "|auto" not in k and "|local|" not in k and "|check" not in k}
+        self.found = found | {"constants of auto": constants_of_auto()}
 
-    def keep(self, key: str, value: Any) -> None:
-        with KEPT.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.found = self.read() | {key: value}
-            partial = KEPT.with_suffix(".partial")
-            partial.write_text(json.dumps(self.found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
-            os.replace(partial, KEPT)
-        print(f"{key}: {np.max(value):.4f}", flush=True)
+    def keep(self, rows: dict[str, Any]) -> None:
+        self.found |= rows
+        partial = KEPT.with_suffix(".partial")
+        partial.write_text(json.dumps(self.found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(partial, KEPT)
+        for key, value in rows.items():
+            print(f"{key}: {np.max(value):.4f}", flush=True)
 
 
-def measure(
-    names: list[str], seeds: int, epsilons: tuple[float, ...], methods: list[str], trusts: list[str], kept: Kept,
-    place: Place | None,
-) -> None:  # fmt: skip
-    """One split after the other, so that a stopped run has all tasks."""
-    wanted = [
-        {"name": name, "seed": seed, "method": method, "epsilons": epsilons, "trusts": trusts}
-        for seed, name, method in itertools.product(range(seeds), names, methods)
-        if seed < min(seeds, SEEDS.get(method, seeds))
-    ]
-    if place is None:
-        for job in wanted:
-            measured(**job, kept=kept)
+def measured(name: str, seed: int, method: str, epsilons: tuple[float, ...], kept: Kept) -> None:
+    """One method on one split of one task; what is known already is not measured again."""
+    key = lambda cell: f"{name}|{cell[0]:g}|{cell[1]}|{method}|{seed}"
+    task = TASKS[name]
+    if method == "no privacy":
+        told = {"linear": linear_model, "trees": trees}
+        missing = {m: f for m, f in told.items() if f"{name}|none|none|{m}|{seed}" not in kept.found}
+        made = split_of(name, seed) if missing else None
+        for m, f in missing.items():
+            assert made is not None
+            kept.keep({f"{name}|none|none|{m}|{seed}": f(task, made.train, made.test)})
         return
-    for number, text in spread(JOB, [json.dumps(job | {"known": kept.found}) for job in wanted], place):
-        for key, value in json.loads(text).items():
-            kept.keep(key, value)
-        print(f"{wanted[number]['name']}, {wanted[number]['method']}, split {wanted[number]['seed']}: done", flush=True)
+    cells = [cell for cell in cells_of(task, method, epsilons) if key(cell) not in kept.found]
+    if cells:
+        rows = run_method(task, split_of(name, seed), method, cells, seed)
+        kept.keep({key(cell): row for cell, row in zip(cells, rows, strict=True)})
 
 
-def run_job(text: str) -> str:
-    """In a worker: one method on one split of one task; what it adds to what is known."""
-    job = json.loads(text)
-    known = job.pop("known")
-    found = Found(dict(known))
-    measured(**job | {"epsilons": tuple(job["epsilons"])}, kept=found)
-    return json.dumps({key: value for key, value in found.found.items() if key not in known}, default=float)
+def cells_of(task: Task, method: str, epsilons: tuple[float, ...]) -> list[Cell]:
+    """What a method can be asked: others than those of silos see all records in one place."""
+    if method == "local":
+        return [(epsilon, "none") for epsilon in epsilons]
+    if method in SEARCHES or method.startswith("auto"):
+        return list(itertools.product(epsilons, TRUSTS))
+    return [(epsilon, "trusted") for epsilon in epsilons] if method in central(task) else []
 
 
-@lru_cache(1)  # methods on one split come after one another
+def run_method(task: Task, made: Split, method: str, cells: list[Cell], seed: int) -> list[Any]:
+    ways: dict[str, Callable[[], list[Any]]] = {
+        "auto": lambda: auto(made, cells, seed),
+        "auto, other constants": lambda: auto(made, cells, seed, FACTORS),
+        "auto, other knots": lambda: other_knots(made, cells, seed),
+        "local": lambda: [local(made, epsilon, seed) for epsilon, _ in cells],
+    }
+    if method in SEARCHES:
+        return searched(made, method, cells, seed)
+    if method in ways:
+        return ways[method]()
+    return [central(task)[method](task, made.train, made.test, epsilon, seed) for epsilon, _ in cells]
+
+
+@lru_cache(2)  # methods on one split come after one another
 def split_of(name: str, seed: int) -> Split:
     return split(TASKS[name], seed)
 
 
-def measured(name: str, seed: int, method: str, epsilons: tuple[float, ...], trusts: list[str], kept: Found) -> None:
-    task, made = TASKS[name], split_of(name, seed)
-    key = lambda epsilon, trust: f"{name}|{epsilon}|{trust}|{method}|{seed}"
-    if method == "no privacy":
-        kept.once(f"{name}|none|none|linear|{seed}", lambda: linear_model(task, made.train, made.test))
-        kept.once(f"{name}|none|none|trees|{seed}", lambda: trees(task, made.train, made.test))
-    elif method in SEARCHES:
-        for trust in trusts:
-            missing = tuple(e for e in epsilons if key(f"{e:g}", trust) not in kept)
-            found = searched(task, made, method, missing, trust, seed) if missing else []
-            for epsilon, row in zip(missing, found, strict=True):
-                kept.keep(key(f"{epsilon:g}", trust), row)
-    else:
-        for epsilon in epsilons:
-            one_epsilon(task, made, method, epsilon, seed, trusts, kept, lambda trust: key(f"{epsilon:g}", trust))  # noqa: B023
-
-
-def one_epsilon(
-    task: Task, made: Split, method: str, epsilon: float, seed: int, trusts: list[str], kept: Found,
-    key: Callable[[str], str],
-) -> None:  # fmt: skip
-    if method == "auto":
-        for trust in trusts:
-            kept.once(key(trust), lambda: auto(task, made.data, epsilon, trust, seed))  # noqa: B023 (called at once)
-    elif method == "auto on pieces" and made.train[0].shape[1] <= MOST_IN_PIECES:
-        for trust in trusts:
-            kept.once(key(trust), lambda: auto_on_pieces(task, made.data, epsilon, trust, seed))  # noqa: B023
-    elif method == "local":
-        kept.once(key("none"), lambda: local(task, made, epsilon, seed))
-    elif method in central(task):
-        rival = central(task)[method]
-        kept.once(key("trusted"), lambda: rival(task, made.train, made.test, epsilon, seed))
-
-
-METHODS = ["no privacy", "auto", "auto on pieces", "dp-gd", "objective", "adassp", "local", "dp-gd, momentum", "dp-ebm"]
+def checked(name: str, kept: Kept) -> None:
+    """`auto` through the whole library, at two epsilons on one split."""
+    made = split_of(name, 0)
+    for epsilon, trust in itertools.product(QUICK, TRUSTS):
+        key = f"{name}|{epsilon:g}|{trust}|check|0"
+        if key in kept.found:
+            continue
+        privacy = {"epsilon": epsilon, "delta": DELTA, "trust": trust}
+        tree = {"model": {"kind": made.kind}, "privacy": privacy, "algorithm": {"name": "auto"}, "whiten": WHITEN}
+        data = made.in_pieces(knots_of(made, epsilon, trust)).data
+        end = run_configs([parse_config(tree | {"run": {"seed": s, "every": 20}}) for s in range(3)], data)
+        variance = float(np.var(made.test[1]))
+        last = [outcome.history[-1] for outcome in end]
+        told = [1 - h["test_loss"] / variance if made.kind == "linear" else h["test_accuracy"] for h in last]
+        kept.keep({key: float(np.mean(told))})
 
 
 def main() -> None:
@@ -213,28 +201,30 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all when left out")
     parser.add_argument("--quick", action="store_true", help="two epsilons, one split")
     parser.add_argument("--print", action="store_true", help="measure nothing: write page and figure from what is kept")
+    parser.add_argument("--check", action="store_true", help="run `auto` through the whole library instead")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
-    parser.add_argument("--trusts", nargs="*", choices=TRUSTS, default=list(TRUSTS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--cluster", metavar="ADDRESS", help="of a dask.distributed scheduler that runs the methods")
-    parser.add_argument("--workers", type=int, metavar="N", help="run the methods in N worker processes")
+    parser.add_argument("--seeds", type=int, help="splits of every task; 5 when left out, 15 of small ones")
     options = parser.parse_args()
     unknown = set(options.tasks) - set(TASKS)
     if unknown:
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
-    kept, epsilons = Kept(), QUICK if options.quick else EPSILONS
-    if not options.print:
-        seeds = 1 if options.quick else options.seeds
+    kept, names = Kept(), options.tasks or list(TASKS)
+    if not options.print and not options.check:
         measure(
-            options.tasks or list(TASKS),
-            seeds,
-            epsilons,
-            options.methods,
-            options.trusts,
-            kept,
-            place_of(options.cluster, options.workers),
+            names, options.methods, 1 if options.quick else options.seeds, QUICK if options.quick else EPSILONS, kept
         )
+    if options.check:
+        for name in names:
+            checked(name, kept)
     print(write_page(kept.found))
+
+
+def measure(names: list[str], methods: list[str], seeds: int | None, epsilons: tuple[float, ...], kept: Kept) -> None:
+    """One split after the other, so that a stopped run has all tasks."""
+    for seed in range(SPLITS_OF_SMALL if seeds is None else seeds):
+        for name, method in itertools.product(names, methods):
+            if seeds is not None or seed < SPLITS or len(split_of(name, 0).train[0]) < 0.8 * SMALL:
+                measured(name, seed, method, epsilons, kept)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     nu = sqrt(parameters) * (std of the noise on the average gradient, in clip norms, were it the only release)
 
-At 1 the noise is as long as the longest gradient can be. `auto` chooses its clip norms by the same number.
+At 1 the noise is as long as the longest gradient can be. `auto` chooses its clip norms by the same number, for one
+class.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan import made_up
+from silodp.plan.auto import SUMMED
 from silodp.plan.made_up import Task, Trial
 from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
@@ -55,7 +57,7 @@ def even(records: int, silos: int) -> list[int]:
 def lines_of(sizes: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """A line for each trust model with the silos there are, and for other numbers of silos."""
     own = len(sizes)
-    lines = {f"{trust}, {own} silos": (trust, sizes) for trust in registry.names("channel") if is_gaussian(trust)}
+    lines = {f"{trust}, {own} silos": (trust, sizes) for trust in registry.names("channel") if has_one_noise(trust)}
     others = [n for n in OTHER_SILOS if n != own and sum(sizes) // n >= 2]
     return lines | {f"untrusted, {n} silos": ("untrusted", tuple(even(sum(sizes), n))) for n in others}
 
@@ -101,16 +103,17 @@ def taken(plan: Plan) -> str:
     return plan.config.algorithm.name + kind
 
 
-def is_gaussian(trust: str) -> bool:
-    """What hides record by record has no one noise to show."""
-    return getattr(registry.find("channel", trust), "gaussian", True)
+def has_one_noise(trust: str) -> bool:
+    """What hides record by record has no one noise to show, unless it is asked for sums."""
+    return trust in SUMMED or getattr(registry.find("channel", trust), "gaussian", True)
 
 
 def nu(config: Config, trust: str, sizes: tuple[int, ...], parameters: int, epsilon: float) -> float | None:
     """None where the trust model has no such plan."""
+    options = {"name": registry.AUTO_IS, "rounds": 1, "clip": 1.0, "step_size": 1.0, "weights": "size"}
     tree = {
         "privacy": {"epsilon": epsilon, "delta": config.privacy.asked_delta, "trust": trust},
-        "algorithm": {"name": registry.AUTO_IS, "rounds": 1, "clip": 1.0, "step_size": 1.0, "weights": "size"},
+        "algorithm": options | SUMMED.get(trust, {}),
     }
     facts = Facts.of_sizes(sizes, parameters=parameters)
     try:
