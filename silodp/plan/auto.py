@@ -58,7 +58,7 @@ class Recipe:
         return self.clip * min(1.0, (self.noise / nu) ** self.power)
 
 
-CLASSES = Recipe(16.0, 0.25, 0.01, 2 / 3)
+CLASSES = Recipe(16.0, 0.25, 0.01, 0.4)
 SQUARES = Recipe(0.5, 6.0, 0.003, 2 / 3)  # of loss r^2
 RECIPES = {
     "logistic": CLASSES,
