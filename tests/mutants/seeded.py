@@ -531,6 +531,12 @@ MUTANTS = [
         "tests/test_channels_shuffled.py::test_the_coins_of_any_silos_that_may_meet_in_a_round_suffice",
     ),
     Mutant(
+        "rounded-squares-move-less", "silodp/channels/pvec.py",
+        "SQUARES_MOVE / 2 if", "SQUARES_MOVE / 4 if",
+        "coins for half of what squares move by",
+        "tests/test_whiten.py::test_rounded_squares_move_by_no_more_than_the_coins_are_counted_for",
+    ),
+    Mutant(
         "batch-sizes-taken-for-hidden", "silodp/channels/channel.py",
         "hides_sizes: ClassVar[bool] = False", "hides_sizes: ClassVar[bool] = True",
         "batches of random size where their size is seen",
