@@ -83,7 +83,7 @@ def test_from_a_new_folder_to_a_checked_certificate(sites, tmp_path, monkeypatch
     changed[0]["body"]["epsilon"] = 0.1
     (tmp_path / "changed.json").write_text(json.dumps(changed))
     assert "refused: certificate" in silodp("verify", tmp_path / "changed.json", code=1)
-    assert "epsilon 1 of 4 at delta 1e-05; 3 left" in silodp("ledger", "show", north)
+    assert "epsilon 0.9541 of 4 at delta 2e-05; 3.045 left" in silodp("ledger", "show", north)
     assert silodp("ledger", "verify", north).startswith("0 problems")
     events = [entry["event"]["kind"] for entry in json.loads(silodp("ledger", "export", north))]
     assert events[0] == "approve" and events[-2:] == ["close", "certify"] and events.count("answer") == 5
