@@ -1196,4 +1196,17 @@ MUTANTS = [
         "an auditor is shown nothing of sums under P_vec",
         "tests/test_channels.py::test_an_auditor_sees_what_leaves_the_noise",
     ),
+    Mutant(
+        "fitted-features-of-images", "silodp/front/images.py",
+        "if name not in STEPS:", "if False:",
+        "a step that is fitted on records passes for public features of images",
+        "tests/test_image_features.py::test_what_cannot_be_used_is_told",
+    ),
+    Mutant(
+        "encoder-named-from-outside", "silodp/data/encoder.py",
+        'return registry.function("data.preprocess encoder", argument)',
+        'return registry._imported("data.preprocess encoder", argument)',
+        "a silo imports the encoder that somebody else has named",
+        "tests/test_data_preprocess.py::test_filters_in_a_file_are_an_encoder",
+    ),
 ]  # fmt: skip
