@@ -224,5 +224,5 @@ class Declared:
         return np.array([stream.bound_over_clip(size) for stream, size in pairs])
 
     def dimension(self, name: str) -> int | None:
-        stream = self.each(name)[0]
+        stream = next(stream for stream in self.streams[0] if stream.name == name)
         return self.facts.parameters if stream.dimension is None else stream.dimension

@@ -50,7 +50,8 @@ def expected(declared: Declared) -> dict[str, Expected]:
     streams = [stream for own in declared.streams for stream in own]
     rules = lambda name: frozenset(s.batch for s in streams if s.name == name and s.count)
     size = lambda stream: None if stream.local else declared.dimension(stream.name)
-    return {s.name: Expected(rules(s.name), s.local, size(s), s.squares) for s in streams}
+    named = {stream.name: stream for stream in streams}  # of many silos: asked once for each name
+    return {name: Expected(rules(name), s.local, size(s), s.squares) for name, s in named.items()}
 
 
 class Coins(SeededRandomness):
