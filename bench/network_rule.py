@@ -287,7 +287,7 @@ def part_cells(own: np.ndarray, recipe: np.ndarray) -> list[str]:
         best, its = mine[:, mine.mean(axis=0).argmax()], base[:, base.mean(axis=0).argmax()]
         apart = best - its[: len(best)]
         error = f" ± {apart.std(ddof=1) / math.sqrt(len(apart)):.3f}" if len(apart) > 1 else ""
-        cells.append(f"{best.mean():.3f}" + ("" if own is recipe else f" ({apart.mean():+.3f}{error})"))
+        cells.append(f"{best.mean():.3f}" + ("" if np.array_equal(own, recipe) else f" ({apart.mean():+.3f}{error})"))
     return cells
 
 
