@@ -26,6 +26,11 @@ PARTS = ("features", "targets")  # of a record
 TARGET, WEIGHT = "target", "sample weight"
 
 
+def number_only(held: Any) -> str:
+    """The repr of a tuple of arrays with the records first: how many they are, and none of them."""
+    return f"{type(held).__name__}({len(held[0])} records)"
+
+
 def with_weight(targets: Any, weights: Any) -> dict[str, Any]:
     """Targets of records that have weights of their own."""
     return {TARGET: targets, WEIGHT: weights}

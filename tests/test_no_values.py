@@ -19,7 +19,10 @@ from typer.testing import CliRunner
 import silodp
 from silodp.cli import app
 from silodp.data import FederatedData, SiloData, load_data, read_data
+from silodp.data.cells import read_cells
 from silodp.data.schema import Schema
+from silodp.data.tables import Columns, from_frame
+from silodp.front.records import Rows
 from silodp.parse import parse_config
 from silodp.records import as_arrays
 
@@ -203,6 +206,33 @@ def test_reprs_and_notes_show_shapes_and_numbers():
     )
     assert not [canary for canary in PLANTED if canary in everything.casefold()]
     assert data.classes == tuple(WORDS[:2])  # what was asked for by name is given
+
+
+def parts_of(thing: Any) -> list[Any]:
+    """The thing and all that it holds, of the library's own classes."""
+    if isinstance(thing, list | tuple | dict):
+        inner = list(thing.values()) if isinstance(thing, dict) else list(thing)
+    else:
+        inner = list(vars(thing).values()) if type(thing).__module__.startswith("silodp") else []
+    own = [thing] if type(thing).__module__.startswith("silodp") else []
+    return own + [part for each in inner for part in parts_of(each)]
+
+
+def test_no_result_shows_the_records_it_holds():
+    """Nor does any part of it: a debugger or a log prints those too."""
+    data = load_data((X, Y), 2, test=0.25)
+    found = silodp.sweep(
+        algorithm={"name": "dp-gd", "rounds": 1, "clip": 1.0, "step_size": 1.0}, epsilon=1.0, delta=1e-5,
+        model="logistic", data=data, grid={"algorithm.step_size": [0.5, 2.0]},
+    )  # fmt: skip
+    rows = Rows(X, Y, np.array(WORDS))
+    table = from_frame(frame(c=WORDS), "t", Columns("label", categorical=("c",)))
+    shown = parts_of([found, found[0], rows, table, SCHEMA.encode(RAW), read_cells(RAW["a"], float)])
+    kinds = {type(each).__name__ for each in shown}
+    assert kinds > {"Sweep", "Outcome", "Prepared", "Ground", "Problem", "Silos", "SiloData", "Table", "Encoded"}
+    for each in shown:
+        text = (repr(each) + str(each)).casefold()
+        assert not [canary for canary in (*PLANTED, "9.8765") if canary in text], type(each)
 
 
 def test_the_command_line_shows_no_value(tmp_path, monkeypatch):

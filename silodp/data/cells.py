@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from silodp.later import Later
+from silodp.records import number_only
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +34,8 @@ class Cells(NamedTuple):
     values: Float64[np.ndarray, " n"]
     missing: Bool[np.ndarray, " n"]
     wrong: Bool[np.ndarray, " n"]
+
+    __repr__ = number_only
 
 
 def read_cells(column: pd.Series, parse: Parse) -> Cells:

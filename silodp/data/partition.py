@@ -9,7 +9,7 @@ of silo i).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -24,8 +24,8 @@ class Request:
     """What a partition rule may look at. `labels` are class indices; None for regression."""
 
     records: int
-    labels: Int[np.ndarray, " n"] | None
-    classes: tuple[str, ...]
+    labels: Int[np.ndarray, " n"] | None = field(repr=False)
+    classes: tuple[str, ...] = field(repr=False)
     silos: int | None
     sizes: tuple[int, ...] | None
     alpha: float | None

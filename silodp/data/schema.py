@@ -37,6 +37,7 @@ from silodp.data.numbers import Constants, scaled, scaled_to
 from silodp.errors import ConfigError, Problems
 from silodp.later import Later
 from silodp.parse import toml_key, toml_literal
+from silodp.records import number_only
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,6 +80,8 @@ class Encoded(NamedTuple):
     features: Float32[np.ndarray, "n d"]
     targets: Shaped[np.ndarray, " n"]
     silos: Shaped[np.ndarray, " n"] | None
+
+    __repr__ = number_only
 
 
 class Schema(Part):

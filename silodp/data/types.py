@@ -39,13 +39,14 @@ class Table:
     """
 
     source: str
-    features: Float32[np.ndarray, "n ..."]
-    targets: Shaped[np.ndarray, " n"]
-    names: tuple[str, ...] = ()  # of the columns; empty when they have none (images, bare arrays)
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()
-    groups: Int[np.ndarray, " n"] | None = None
-    silo_names: tuple[str, ...] = ()
+    features: Float32[np.ndarray, "n ..."] = field(repr=False)
+    targets: Shaped[np.ndarray, " n"] = field(repr=False)
+    # Of the columns; empty when they have none (images, bare arrays). Of a file without a header they are a record.
+    names: tuple[str, ...] = field(default=(), repr=False)
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    classes: tuple[str, ...] = field(default=(), repr=False)
+    groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
+    silo_names: tuple[str, ...] = field(default=(), repr=False)
     open_width: bool = False  # LIBSVM leaves out zeros, so a file may seem narrower than it is
 
     def __len__(self) -> int:

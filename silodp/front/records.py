@@ -17,7 +17,7 @@ from silodp.data.numbers import Constants
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note, SiloData
 from silodp.errors import ConfigError
-from silodp.records import with_weight
+from silodp.records import number_only, with_weight
 
 ONE_SILO = "all records"
 TARGET_DEVIATION = 1 / 3  # of a target that is mapped to [-1, 1]: a range is taken to span six deviations
@@ -33,6 +33,8 @@ class Rows(NamedTuple):
     targets: Any
     silos: Shaped[np.ndarray, " n"] | None
     weights: Shaped[np.ndarray, " n"] | None = None  # of the records, from 0 to 1
+
+    __repr__ = number_only
 
 
 def weights_of(given: Any, rows: int, largest: Any) -> Shaped[np.ndarray, " n"] | None:

@@ -7,7 +7,7 @@ them, and what they have spent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -52,8 +52,8 @@ class Ground:
     data: FederatedData
     facts: Facts
     objective: ModelObjective
-    records: PyTree  # that are trained on: all silos', stacked and padded
-    held_out: PyTree | None = None  # that are not, where the config holds some out
+    records: PyTree = field(repr=False)  # that are trained on: all silos', stacked and padded
+    held_out: PyTree | None = field(default=None, repr=False)  # that are not, where the config holds some out
     metrics: tuple[tuple[str, Metric], ...] = ()  # the user's own
     stages: tuple[str, ...] = ()  # before training: the objective is one of records as they leave them
     maps: tuple[Map, ...] = ()  # of the features, by the stages that were asked

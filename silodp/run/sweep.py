@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import jax
@@ -52,7 +52,7 @@ Value = float | bool | str
 class Outcome:
     """One setting of the grid and its history."""
 
-    prepared: Prepared
+    prepared: Prepared = field(repr=False)  # with all records
     values: dict[str, Value]
     history: list[dict[str, float]]
     epsilon: float | None

@@ -30,6 +30,12 @@ MUTANTS = [
         "tests/test_weights.py::test_no_weight_moves_a_sum_beyond_its_bound",
     ),
     Mutant(
+        "records-in-repr", "silodp/run/prepare.py",
+        "records: PyTree = field(repr=False)", "records: PyTree",
+        "what a sweep hands over prints the records",
+        "tests/test_no_values.py::test_no_result_shows_the_records_it_holds",
+    ),
+    Mutant(
         "target-quoted", "silodp/front/records.py",
         "raise ConfigError(f\"{what}: holds text where numbers are needed; give numbers\") from None", "raise",
         "the error about a target that is no number shows it",
