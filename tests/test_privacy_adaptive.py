@@ -45,6 +45,17 @@ def test_a_gaussian_is_covered_by_hardly_more_than_itself():
     assert 1 <= adaptive.covering(tuple(spent), 1e-10) / (math.sqrt(50) / 20) < 1.002
 
 
+def test_sums_under_masks_cost_what_their_batches_do():
+    """They are not quite Gaussian, however they are drawn: that is taken off beside the Gaussian that covers them."""
+    drawn = run(Poisson(0.05), 40, 2.0, loss=2**-30, lost=1e-300)
+    assert adaptive.epsilon([drawn], DELTA) == adaptive.epsilon([SAMPLED["poisson"]], DELTA)
+
+
+@pytest.mark.parametrize("spent", [run(Poisson(1e-7), 1, 3.0), run(Masked(10, 200), 1, 1e7)], ids=["poisson", "masked"])
+def test_a_run_that_tells_next_to_nothing_costs_next_to_nothing(spent):
+    assert adaptive.epsilon([spent], 1e-9) < 1e-3
+
+
 DEARER = {"poisson": 1.01, "two levels": 1.01, "fixed size": 1.07, "masked": 1.25, "a few rounds": 2.01}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -69,16 +70,23 @@ def is_gaussian(part: Spent) -> bool:
 
 @lru_cache(maxsize=1024)
 def gaussian_of(spent: tuple[Spent, ...], aside: float) -> Gaussian:
-    singly, others = ([part for part in spent if is_gaussian(part) is kind] for kind in (True, False))
-    mu, shown, (loss, lost) = accountant.nearest_gdp(singly) or 0.0, accountant.left_out(singly), apart(singly)
+    singly, others = ([ideal(part) for part in spent if is_gaussian(part) is kind] for kind in (True, False))
+    mu, shown = accountant.nearest_gdp(singly) or 0.0, accountant.left_out(singly)
     if others:
         mu, shown = math.hypot(mu, covering(tuple(others), aside)), shown + aside
-    return Gaussian(mu, shown, loss, lost)
+    return Gaussian(mu, shown, *apart(spent))
+
+
+def ideal(part: Spent) -> Spent:
+    """The release that a sum under masks is within e^loss and `lost` of."""
+    return replace(part, releases=replace(part.releases, loss=0.0, lost=0.0))
 
 
 def covering(spent: tuple[Spent, ...], aside: float) -> float:
     """A mu whose Gaussian, with a chance of `aside` that everything is shown, covers the releases at every epsilon."""
     top = accountant.epsilon(spent, aside)
+    if top == 0:
+        return 0.0  # the chance alone covers them
     if top > _MOST_EPSILON:
         return math.inf
     epsilons = [top * i / _POINTS for i in range(_POINTS + 1)]
