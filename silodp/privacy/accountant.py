@@ -41,6 +41,7 @@ _CELLS_PER_SCALE = 60  # grid cells per root mean square loss of one release: er
 _MOST_CELLS = 1 << 21
 _ROUNDING = 1e-16  # of the convolution's FFT, per release
 _NO_NOISE = 1e-3  # a smaller multiplier (mu above 1000) counts as none: pessimistic, and no grid could hold it
+_LEAST_RENYI = 1e-15  # below, e^-cost is 1 in float64, and dp_accounting takes the logarithm of nothing
 _TINY = 1e-320
 _HARDLY = 1e-4  # in the logarithm of the noise
 _VERSIONS = lru_cache(lambda: tuple(metadata.version(name) for name in ("dp-accounting", "numpy", "scipy")))
@@ -336,7 +337,8 @@ def _delta_of_noisy(parts: tuple[Spent, ...], epsilon: float) -> float:
     if slack < math.inf:
         best = min(best, float(_composed(parts).get_delta_for_epsilon(epsilon)) + slack)
     if best < 100 * slack and _has_rdp(parts):
-        renyi = renyi_dp.compute_delta(ORDERS, rdp(parts, ORDERS), epsilon)[0]
+        costs = np.maximum(rdp(parts, ORDERS), _LEAST_RENYI)
+        renyi = renyi_dp.compute_delta(ORDERS, costs, epsilon)[0]
         best = min(best, float(renyi))
     return best
 
