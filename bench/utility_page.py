@@ -114,7 +114,7 @@ def check_table(found: dict[str, Any]) -> str:
         own = found.get(f"{task}|{epsilon}|{trust}|auto|{seed}")
         told = "-" if own is None else f"{np.max(own):.3f}"
         lines.append(f"| {task} | {trust} | {epsilon} | {found[key]:.3f} | {told} |")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else "Not measured yet."
 
 
 def draw(cells: Cells) -> None:
