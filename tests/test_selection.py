@@ -17,6 +17,7 @@ from silodp.parse import parse_config
 from silodp.plan.make import make_plan
 from silodp.privacy.kinds import Full, Poisson, Releases, Spent
 from silodp.privacy.selection import Trials, mixed_selection_epsilon, selection_epsilon
+from silodp.randomness import seeded
 from silodp.run.selection import plans_of, price_of, save_selection, select_privately
 from silodp.run.sweep import grid_of, with_values
 from tests.cases import case
@@ -55,6 +56,8 @@ def test_a_selection_on_held_out_records_ends_with_a_model_a_certificate_and_its
     found = silodp.sweep(held_out(), data=data)
     chosen = found.selection
     assert len(found) == 1 and chosen is not None and "run.seed" not in found[0].values
+    shown = set(found.to_pandas(histories=True).columns) - {"algorithm.step_size", "epsilon"}
+    assert {name for name in shown if not name.startswith("held_out_")} == {"round", "bits_up", "bits_down"}
     plan = found[0].prepared.plan
     for silo, told in enumerate(chosen.certificate["silos"]):
         each = [selection_epsilon(part, 1e-4, Trials(3.0)) for part in plan.apart(plan.spent(silo))]
@@ -73,8 +76,9 @@ def test_the_number_of_trials_is_shown_nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr(Trials, "draw", lambda self, generator: 7777 % 9 + 4)
     chosen = select_privately(held_out(), data=made_data())
     directory = save_selection(held_out(), chosen, "made", tmp_path / "out").path
-    told = chosen.outcome.prepared.config.run.seed - held_out().run.seed
-    assert not 0 < told < 100, "seeds that are counted tell which trial it was"
+    prepared = chosen.outcome.prepared
+    assert prepared.config.run.seed == held_out().run.seed, "a seed of its own tells the winner's noise"
+    assert (prepared.setting.key == seeded(held_out().run.seed)).all()
     for file in ("sweep.json", "summary.json", "certificate.json"):
         assert '"trials"' not in (directory / file).read_text()
 

@@ -30,6 +30,7 @@ from silodp.plan.objects import as_config
 from silodp.plan.plan import Plan
 from silodp.privacy.accountant import gdp
 from silodp.privacy.selection import Trials, mixed_selection_epsilon
+from silodp.randomness import seeded
 from silodp.report.files import write_report
 from silodp.run.directory import RunDirectory, model_bytes, versions
 from silodp.run.prepare import Ground
@@ -38,6 +39,8 @@ from silodp.run.runner import context_of, maps_of
 from silodp.run.sweep import HELD_OUT, Outcome, Value, best_of, grid_of, run_points, with_values
 
 LARGEST_SEED = 2**31 - 1
+JUDGED = ("test_", HELD_OUT)  # begin columns that a trial may be judged by
+RELEASED = (*JUDGED, "round", "bits_")  # and those that nobody's records are in
 
 
 @dataclass
@@ -58,8 +61,7 @@ class Chosen:
     @property
     def released(self) -> dict[str, float]:
         """What was measured of the winner without looking at private records."""
-        last = self.outcome.history[-1]
-        return {name: value for name, value in last.items() if name.startswith(("test_", HELD_OUT))}
+        return {name: value for name, value in self.outcome.history[-1].items() if name.startswith(JUDGED)}
 
 
 def select_privately(
@@ -85,11 +87,23 @@ def select_privately(
     seeds = generator.choice(LARGEST_SEED, len(picks), replace=False)
     points = [grid[i] | {"run.seed": float(seed)} for i, seed in zip(picks, seeds, strict=True)]
     outcomes = run_points(base, points, data, model)
-    outcome = outcomes[best_of(outcomes, base.sweep.select)]
-    outcome.values.pop("run.seed")
+    best = best_of(outcomes, base.sweep.select)
+    outcome = released_of(outcomes[best], plans[picks[best]])
     statement = certified(outcome, plans, prices, trials)
     price, delta = statement["selection"]["price"], plans[0].config.privacy.delta
     return Chosen(outcome, base.sweep.select, price, delta, trials.mean, statement)
+
+
+def released_of(outcome: Outcome, plan: Plan) -> Outcome:
+    """Of a winner what the price covers: the end of its history without private records, no seed of its own.
+
+    plan: of its setting, by the seed that all trials are drawn from.
+    """
+    setting = replace(outcome.prepared.setting, key=seeded(plan.config.run.seed))
+    last = {name: value for name, value in outcome.history[-1].items() if name.startswith(RELEASED)}
+    values = {name: value for name, value in outcome.values.items() if name != "run.seed"}
+    prepared = replace(outcome.prepared, plan=plan, setting=setting)
+    return replace(outcome, prepared=prepared, values=values, history=[last])
 
 
 def plans_of(base: Config, grid: list[dict[str, Value]], data: FederatedData | None, model: Model | None) -> list[Plan]:
@@ -143,7 +157,7 @@ def check(config: Config) -> None:
         )
     if column.startswith(HELD_OUT) and config.evaluate is None:
         raise ConfigError(f"sweep.select = {column!r}: nothing is held out; add [evaluate]")
-    if not column.startswith(("test_", HELD_OUT)):
+    if not column.startswith(JUDGED):
         raise ConfigError(
             f"sweep.select = {column!r}: measured on private records; choose by a held-out column with [evaluate], "
             "e.g. held_out_accuracy, or by a test column, e.g. test_accuracy"
@@ -165,8 +179,7 @@ def save_selection(config: Config, chosen: Chosen, data: str, out: Path | str | 
     directory.write_json("certificate.json", chosen.certificate)
     directory.write_text("certificate.txt", as_text(chosen.certificate))
     directory.save_model(model_of(chosen.outcome))
-    last = chosen.outcome.history[-1]
-    final = chosen.released | {name: last[name] for name in ("round", "bits_up", "bits_down")}
+    final = chosen.outcome.history[-1]
     summary = summary_of(prepared, chosen.certificate, final, {}, {}, chosen.outcome.held_out)
     directory.write_json("summary.json", summary | {"baselines": {}, "drawn_round": None})
     write_report(directory.path)
