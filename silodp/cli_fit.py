@@ -105,17 +105,13 @@ def read_files(known: Schema, files: Sequence[Path]) -> tuple[pd.DataFrame, Any]
     import numpy as np
     import pandas as pd
 
-    from silodp.data.frames import read_checked
+    from silodp.data.frames import names_of, read_checked
 
-    if len(set(files)) < len(files):
-        raise ConfigError("FILE: one is given twice; give every silo's file once")
     frames = read_checked(known, files)
     rows = pd.concat(frames.values(), ignore_index=True)
     if known.silo is not None or len(files) == 1:
         return rows, None
-    stems = [path.name.split(".")[0] for path in files]
-    names = stems if len(set(stems)) == len(stems) else [str(path) for path in files]
-    return rows, np.repeat(names, [len(frame) for frame in frames.values()])
+    return rows, np.repeat(names_of(files), [len(frame) for frame in frames.values()])
 
 
 def predict(

@@ -90,7 +90,7 @@ MISTAKES = {
     "no such silo": ({"silo": "ward"}, "column 'ward' is not there; add it"),
     "a column too many": ({"files": ["all.csv"]}, "not in the schema: 'hospital'; add each"),
     "no such file": ({"files": ["east.csv"]}, "east.csv: no such file"),
-    "a file twice": ({"files": ["lake.csv", "lake.csv"]}, "FILE: one is given twice"),
+    "a file twice": ({"files": ["lake.csv", "lake.csv"]}, "one is given twice: give every file once"),
     "a file of another kind": ({"files": ["schema.toml"]}, "unknown kind of file"),
     "an unknown trust": ({"trust": "blind"}, "privacy.trust = 'blind': unknown"),
     "a negative epsilon": ({"epsilon": -1}, "privacy.epsilon = -1.0: must be"),

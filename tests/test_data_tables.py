@@ -1,6 +1,7 @@
 """Readers: every format gives the same records; every fault names file, place and remedy."""
 
 import gzip
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 from silodp.data import load_data
+from silodp.data.frames import names_of, refuse_same_file
 
 X = np.array([[1.0, 0.0, 2.5], [0.0, 3.0, 1.0], [4.0, 0.5, 0.0], [2.0, 2.0, 2.0]])
 Y = np.array([-1, 1, 1, -1])
@@ -280,3 +282,31 @@ def test_one_record_or_no_record_silo(tmp_path, frame):
 def test_bad_arrays(x, y):
     with pytest.raises(ValueError, match="arrays: "):
         load_data((x, y), 2)
+
+
+def test_a_file_by_two_paths_is_no_two_silos(frame, tmp_path):
+    """Each of its records would be asked twice as often as the certificate says."""
+    first, other, link, hard = (tmp_path / name for name in ("a.csv", "b.csv", "link.csv", "hard.csv"))
+    frame.to_csv(first, index=False)
+    frame.to_csv(other, index=False)
+    link.symlink_to(first)
+    hard.hardlink_to(first)
+    around = f"{tmp_path}/../{tmp_path.name}/a.csv"
+    for again in (str(first), around, link, hard):
+        for source in ([first, other, again], {"x": first, "y": again}):
+            with pytest.raises(ValueError, match="one is given twice"):
+                load_data(source, target="label")
+        with pytest.raises(ValueError, match="one is given twice"):
+            refuse_same_file([first, again])
+    with pytest.raises(ValueError, match="one is given twice"):
+        load_data(tmp_path, target="label")  # a folder with links
+    assert load_data([first, other], target="label").sizes == (4, 4)
+
+
+def test_files_are_named_by_what_tells_them_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named = lambda *names: names_of([Path(name) for name in names])
+    assert named("x/east.csv", "/x/west.csv.gz") == ["east", "west"]
+    assert named("x/east.csv", tmp_path / "y" / "east.csv") == ["x/east", "y/east"]
+    assert named("east.csv", "east.parquet") == ["east.csv", "east.parquet"]
+    assert named("/east.csv", "east.csv") == ["east", f"{tmp_path.name}/east"]

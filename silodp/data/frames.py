@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import os
 import re
 import warnings
 import zipfile
@@ -210,8 +211,31 @@ def _is_value(name: str) -> bool:
     return False
 
 
+def refuse_same_file(paths: Sequence[Path | str]) -> None:
+    """By whatever path or link: a record in two silos, or twice in one, is protected less than the certificate says."""
+    seen: dict[tuple[int, int], Path] = {}
+    for path in filter(Path.is_file, map(Path, paths)):
+        found = path.stat()  # of what a link points to
+        first = seen.setdefault((found.st_dev, found.st_ino), path)
+        if first is not path:
+            raise ConfigError(f"{path}: the same file as {first}; one is given twice: give every file once")
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Of different files: as much of the end of their paths as tells them apart, without endings where these do not."""
+    whole = [Path(os.path.abspath(path)) for path in paths]
+    short = [path.with_name(path.name.split(".")[0]) for path in whole]
+    files = short if len(set(short)) == len(short) else whole
+    for parts in range(1, max(len(path.parts) for path in files)):
+        names = ["/".join(path.parts[1:][-parts:]) for path in files]
+        if len(set(names)) == len(names):
+            return names
+    raise ConfigError("FILE: one is given twice; give every silo's file once")
+
+
 def read_checked(schema: Schema, paths: Sequence[Path | str]) -> dict[str, pd.DataFrame]:
     """Tables to train on, by path; an error tells all problems of all files."""
+    refuse_same_file(paths)
     frames, lines, extra = {}, [], []
     for path in paths:
         try:

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 from jaxtyping import Float32
 
-from silodp.data.frames import UNREADABLE, header, looks_like_a_record, most, parsed, read_parquet, reason, refuse_twice
+from silodp.data.frames import (
+    UNREADABLE,
+    header,
+    looks_like_a_record,
+    most,
+    parsed,
+    read_parquet,
+    reason,
+    refuse_same_file,
+    refuse_twice,
+)
 from silodp.data.identifiers import identifies
 from silodp.data.types import Table
 from silodp.later import Later
@@ -43,14 +53,16 @@ class Columns:
 
 def read_tables(source: Source, columns: Columns) -> tuple[list[Table], bool]:
     """The tables of `source`, with common columns, and whether each one is a silo."""
+    if isinstance(source, str | Path) and _is_many(str(source)):
+        source = list(_paths(str(source)))
+    if not isinstance(source, Mapping | list):
+        return [read_one(source, columns)], False  # pyright: ignore[reportArgumentType]
+    each = source.values() if isinstance(source, Mapping) else source
+    refuse_same_file([one for one in each if isinstance(one, str | Path)])
     if isinstance(source, Mapping):
         tables = [replace(read_one(one, columns), source=name) for name, one in source.items()]
-    elif isinstance(source, list):
-        tables = [read_one(one, columns, f"silo {i}") for i, one in enumerate(source)]
-    elif isinstance(source, str | Path) and _is_many(str(source)):
-        tables = [read_one(path, columns) for path in _paths(str(source))]
     else:
-        return [read_one(source, columns)], False  # pyright: ignore[reportArgumentType]
+        tables = [read_one(one, columns, f"silo {i}") for i, one in enumerate(source)]
     if not tables:
         raise ValueError("data source: an empty list; give one file or table per silo")
     return align_tables(tables), True

@@ -30,6 +30,12 @@ MUTANTS = [
         "tests/test_weights.py::test_no_weight_moves_a_sum_beyond_its_bound",
     ),
     Mutant(
+        "one-file-two-silos", "silodp/data/frames.py",
+        "seen.setdefault((found.st_dev, found.st_ino), path)", "seen.setdefault(path, path)",
+        "a file by two paths is two silos: each record answers twice",
+        "tests/test_data_tables.py::test_a_file_by_two_paths_is_no_two_silos",
+    ),
+    Mutant(
         "records-in-repr", "silodp/run/prepare.py",
         "records: PyTree = field(repr=False)", "records: PyTree",
         "what a sweep hands over prints the records",
