@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
+from silodp.data.cells import number, read_cells
 from silodp.data.draft import column_draft
 from silodp.data.frames import read_checked, read_frame
 from silodp.data.identifiers import identifies
@@ -707,3 +708,10 @@ def test_all_plain_numbers_become_broken_lines_and_others_keep_what_they_say():
     }
     schema = Schema.read({"target": {"name": "y", "range": [0, 1]}, "columns": columns}).in_pieces(5)
     assert [getattr(column, "pieces", None) for column in schema.columns.values()] == [5, 0, None, None]
+
+
+def test_a_truth_value_is_no_number_whatever_comes_before_it():
+    for cells in ([True, 1, 1.0, None], [1, True, 1.0, None], [1.0, 1, True, None]):
+        read = read_cells(pd.Series(cells, dtype=object), number)
+        assert [type(cell) for cell, wrong in zip(cells, read.wrong, strict=True) if wrong] == [bool]
+        assert read.missing.tolist() == [False] * 3 + [True]

@@ -39,14 +39,17 @@ class Cells(NamedTuple):
 
 
 def read_cells(column: pd.Series, parse: Parse) -> Cells:
-    """Every distinct cell is parsed once."""
+    """Every distinct cell is parsed once; True, 1 and 1.0 are distinct."""
+    cells = column.astype(object)
     try:
-        codes, distinct = pd.factorize(column.astype(object))
+        codes = pd.factorize(cells)[0]  # -1: None and NaN
     except TypeError:  # lists and the like
         return Cells(np.zeros(len(column)), np.zeros(len(column), bool), np.ones(len(column), bool))
-    parsed = [*(_tried(parse, cell) for cell in distinct), math.nan]  # code -1, the last: None and NaN
-    values = np.array([0.0 if value is None else value for value in parsed])[codes]
-    wrong = np.array([value is None for value in parsed])[codes]
+    kinds, types = pd.factorize(cells.map(type))
+    _, first, places = np.unique(codes * len(types) + kinds, return_index=True, return_inverse=True)
+    parsed = [math.nan if codes[i] < 0 else _tried(parse, cells.iloc[i]) for i in first]
+    values = np.array([0.0 if value is None else value for value in parsed], np.float64)[places]
+    wrong = np.array([value is None for value in parsed], bool)[places]
     return Cells(values, np.isnan(values), wrong)
 
 
