@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import silodp
 from silodp.cli import app
+from silodp.config import AlgorithmConfig
 from silodp.data import FederatedData
 from silodp.errors import ConfigError, SilodpWarning
 from silodp.plan import advice
@@ -30,6 +31,8 @@ WARNINGS = {
     "a large epsilon": ((silos(100), 10.5, 1e-5), r"epsilon = 10\.5: a 1 % suspicion .* 99\.73 %"),
     "a large delta": ((silos(100), 1.0, 0.02), r"delta = 0\.02: above 1/n = 0\.01"),
     "a small silo": ((silos(951, 49), 1.0, 1e-5), r"silo: 1 of 2 have fewer than 50 records \(4\.9 % of all\); where"),
+    "a large clip norm": (
+        (silos(100), 1.0, 1e-5, AlgorithmConfig(name="dp-gd", clip=1e9)), r"algorithm\.clip = 1e\+09: the noise grows"),
     "a class that is missing": ((silos(60, 60, lacking=True), 1.0, 1e-5), "silo: 1 of 2 lack a class"),
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from silodp.config import AlgorithmConfig
 from silodp.data.types import FederatedData
 from silodp.errors import SilodpWarning
 from silodp.records import target_of
@@ -20,9 +21,11 @@ def default_delta(records: int) -> float:
     return min(1e-5, 1 / (10 * records))
 
 
-def warn(data: FederatedData, epsilon: float | None, delta: float) -> None:
+def warn(data: FederatedData, epsilon: float | None, delta: float, algorithm: AlgorithmConfig | None = None) -> None:
     """Of a fit."""
-    _tell((*_of_budget(sum(data.sizes), epsilon, delta), *_of_sizes(data.sizes), *_of_classes(data)))
+    options = {} if algorithm is None or epsilon is None else algorithm.model_dump(exclude_none=True)
+    of_data = (*_of_sizes(data.sizes), *_of_classes(data))
+    _tell((*_of_budget(sum(data.sizes), epsilon, delta), *_of_clips(options), *of_data))
 
 
 def warn_of_run(config: Any, sizes: Sequence[int], data: FederatedData | None = None) -> None:
