@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64, Shaped
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -107,6 +108,8 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
             note = Note(True, f"encoded by the schema {self.schema_.fingerprint[:12]}")
             return records.federated(rows._replace(targets=codes[rows.targets]), names(self.classes_), (note,))
         targets = column_or_1d(rows.targets, warn=True)
+        if pd.isna(targets).any():
+            raise ConfigError("y: some are missing; fill in or drop these records")
         check_classification_targets(targets)
         self.classes_, codes = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:

@@ -389,6 +389,14 @@ def plain(X: Any = NUMBERS, y: Any = "y", silo: Any = None, **options: Any) -> C
     return fit(X, y, silo, None, **options)
 
 
+def on_numbers() -> silodp.SiloClassifier:
+    """As if fitted on a frame of numbers: what its columns are called is checked first."""
+    model = silodp.SiloClassifier()
+    model.schema_, model.n_features_in_, model._predictor = None, X.shape[1], None
+    model.feature_names_in_ = np.array([f"p{i}" for i in range(X.shape[1])], dtype=object)
+    return model
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a schema that is not there": (fit(schema="none.toml"), "schema 'none.toml': no such file"),
     "a schema that is a frame": (fit(schema=ROWS), "schema: a DataFrame; give the path of a TOML file, or a dict"),
@@ -418,6 +426,22 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no schema for identifiers": (plain(ROWS, "outcome", "hospital"), "columns 'patient_id': named like identifiers"),
     "no schema for missing cells": (
         plain(NUMBERS.assign(p=np.nan)), "columns 'p': missing cells; give schema= with missing"),
+    "an identifier beside a target": (
+        plain(pd.DataFrame(X).assign(patient_id=range(600)), THREE), "columns 'patient_id': named like identifiers"),
+    "a date beside a target": (
+        plain(pd.DataFrame({"a": X[:, 0], "seen": pd.Timestamp("2020-01-01")}), THREE), "columns 'seen': not numbers"),
+    "a first line of cells": (
+        plain(pd.DataFrame({CELL: ["x"] * 600, "7.5": ["x"] * 600}), THREE), "2 columns, not named because the first"),
+    "other columns to predict": (
+        lambda: on_numbers().predict(pd.DataFrame(X, columns=[CELL, *map(str, range(1, X.shape[1]))])),
+        "X: other columns than at fit, not named"),
+    "a label with a line break": (plain(X, THREE, np.array([f"{CELL}\nx", "y"] * 300)), "silo: a control character"),
+    "missing numbers as target": (
+        lambda: silodp.SiloRegressor(target_range=(0, 1)).fit(X, np.array([None, *X[1:, 0]], object)),
+        "y: some are missing or infinite; fill in or drop these records"),
+    "missing labels": (plain(X, np.array([None, *[CELL] * 599], object)), "y: some are missing; fill in or drop"),
+    "a range of words": (
+        lambda: silodp.SiloRegressor(target_range=("a", "b")).fit(X, X[:, 0]), "target_range: give two finite numbers"),
     "text in an array": (plain(np.array([[CELL]] * 600), THREE), "X or y: holds text where numbers are needed"),
     "text among numbers": (plain(np.array([[CELL, 1]] * 600, object), THREE), "X or y: holds text where numbers are"),
     "text as numbers": (
@@ -434,6 +458,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no target": (plain(X, None), "requires y to be passed"),
     "one class": (plain(X, [CELL] * 600), "y: one class only; give records of two or more classes"),
     "a negative epsilon": (plain(epsilon=-1.0), "privacy.epsilon = -1.0: must be"),
+    "an epsilon that no noise is left of": (plain(epsilon=1e9), "privacy.epsilon = 1e+09: its noise, less than 0.001"),
     "an epsilon in words": (plain(epsilon="small"), "privacy.epsilon = 'small': must be"),
     "a large delta": (plain(delta=1.5), "privacy.delta = 1.5: must be"),
     "an unknown trust": (plain(trust="blind"), "privacy.trust = 'blind': unknown"),
@@ -463,6 +488,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_a_cell(case):
     assert message in text, text
     assert len(text.split("\nadd to the schema")[0].splitlines()) == 1
     assert CELL.casefold() not in "".join(traceback.format_exception(caught.value)).casefold()
+    assert CELL not in str(caught.value.__context__)  # which `from None` hides, and keeps
 
 
 def test_there_are_enough_mistakes():

@@ -171,7 +171,9 @@ ERRORS: dict[str, Callable[[Path], Any]] = {
 
 
 def told(error: BaseException) -> str:
-    return "\n".join([str(error), repr(error), *traceback.format_exception(error)]).casefold()
+    """With what it remembers of errors before it, hidden by `from None` or not."""
+    earlier = "" if error.__context__ is None else told(error.__context__)
+    return "\n".join([earlier, str(error), repr(error), *traceback.format_exception(error)]).casefold()
 
 
 @pytest.mark.parametrize("case", ERRORS)

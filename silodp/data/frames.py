@@ -78,7 +78,8 @@ def parsed(path: Path, **how: object) -> pd.DataFrame:
             with opened(path) as file:
                 return pd.read_csv(file, index_col=False, skipinitialspace=True, low_memory=False, **how)  # pyright: ignore
         except UNREADABLE as fault:
-            raise ConfigError(f"{path}: not a readable CSV file ({reason(fault)})") from None
+            why = reason(fault)
+    raise ConfigError(f"{path}: not a readable CSV file ({why})")  # out there, it would remember what a parser quoted
 
 
 def separator(first: bytes) -> str:
@@ -148,7 +149,8 @@ def read_parquet(path: Path) -> pd.DataFrame:
     except ImportError:
         raise ConfigError(f"{path}: Parquet needs pyarrow; install silodp[parquet]") from None
     except UNREADABLE as fault:
-        raise ConfigError(f"{path}: not a readable Parquet file ({reason(fault)})") from None
+        why = reason(fault)
+    raise ConfigError(f"{path}: not a readable Parquet file ({why})")
 
 
 def parquet_kinds(path: Path) -> dict[str, str]:

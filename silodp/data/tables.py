@@ -253,8 +253,9 @@ def _read_file(path: Path, columns: Columns) -> Table:
     return reader(path, columns)
 
 
-def _unreadable(path: Path, kind: str, fault: BaseException) -> ValueError:
-    return ValueError(f"{path}: not a readable {kind} file ({reason(fault)})")
+def _unreadable(path: Path, kind: str, why: str) -> ValueError:
+    """To be raised outside of `except`: an error remembers the one that is handled, which may quote a cell."""
+    return ValueError(f"{path}: not a readable {kind} file ({why})")
 
 
 def _read_csv(path: Path, columns: Columns) -> Table:
@@ -278,7 +279,9 @@ def _read_libsvm(path: Path, columns: Columns) -> Table:
             raise MemoryError
         features = sparse.toarray()  # pyright: ignore
     except UNREADABLE as fault:
-        raise _unreadable(path, "LIBSVM", fault) from None
+        features, targets, why = None, None, reason(fault)
+    if features is None:
+        raise _unreadable(path, "LIBSVM", why)
     table = from_arrays(str(path), features, targets)  # pyright: ignore
     return replace(table, open_width=True)
 
@@ -307,7 +310,8 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
     except UNREADABLE as fault:
-        raise _unreadable(path, "npz", fault) from None
+        why = reason(fault)
+    raise _unreadable(path, "npz", why)
 
 
 READERS: dict[str, Callable[[Path, Columns], Table]] = {

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int, Shaped
 
-from silodp.errors import plainly
+from silodp.errors import ConfigError, plainly
 from silodp.records import (
     PARTS,
     Arrays,
@@ -87,8 +87,8 @@ class SiloData:
     targets: Arrays = field(repr=False)
 
     def __post_init__(self) -> None:
-        if plainly(self.name) != self.name:  # it could write lines of a certificate
-            raise ValueError(f"silo {self.name!r}: a control character or a line break in its name; rename it")
+        if plainly(self.name) != self.name:  # it could write lines of a certificate; not quoted: it may be a cell
+            raise ConfigError("silo: a control character or a line break in a silo's name; rename it")
         try:
             for part in PARTS:
                 object.__setattr__(self, part, as_arrays(getattr(self, part), part))

@@ -95,9 +95,13 @@ class SiloEstimator(BaseEstimator):
         try:
             return validate_data(self, X, *y, reset=reset, **numbers)  # pyright: ignore[reportArgumentType]
         except ValueError as error:
-            if not any(words in str(error) for words in ("could not convert", "bytes/strings")):
+            columns = [str(name) for name in getattr(X, "columns", ())]
+            names = "feature names" in str(error) and records.looks_like_a_record(columns)
+            if not names and not any(words in str(error) for words in ("could not convert", "bytes/strings")):
                 raise
         # scikit-learn quotes the cell
+        if names:
+            raise ConfigError("X: other columns than at fit, not named because the first line looks like a record")
         raise ConfigError("X or y: holds text where numbers are needed; give schema=, or numbers")
 
     def _features(self, X: Any) -> Any:
@@ -229,7 +233,7 @@ def fit_with(
         known = known.in_pieces(knots)
         data, delta = described(estimator, known, X, y, silo, sample_weight)
         config, own = config_of(estimator, data, delta)
-    advice.warn(data, config.privacy.epsilon, delta)
+    advice.warn(data, config.privacy.epsilon, delta, config.algorithm)
     done = fitted(config, data, own, progress)
     if known is not None:
         estimator.schema_ = known.closed(dict(zip(known.private, done.ranges, strict=True)))

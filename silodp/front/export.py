@@ -71,7 +71,7 @@ def interval_of(given: Any) -> tuple[float, float]:
         raise ConfigError(
             "target_range is missing: give the lowest and highest target, known beforehand, or a schema with its range"
         )
-    numbers = [float(x) for x in given] if np.shape(given) == (2,) else []
+    numbers = [float(x) for x in given if isinstance(x, int | float | np.number)] if np.shape(given) == (2,) else []
     if len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
         raise ConfigError("target_range: give two finite numbers, the lowest first, e.g. (0, 100)")
     return numbers[0], numbers[1]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Shaped
 
+from silodp.data.frames import looks_like_a_record
 from silodp.data.identifiers import identifies
 from silodp.data.inspection import named
 from silodp.data.kinds import Category, Date, Flag, Number, Ordered
@@ -139,7 +140,7 @@ def plain_rows(X: Any, y: Any, silo: Any) -> Rows:
     targets = X[y] if isinstance(y, str) else y
     labels = X[silo] if isinstance(silo, str) else silo
     features = X.drop(columns=given) if given else X
-    if isinstance(y, str):
+    if isinstance(features, pd.DataFrame):
         check_features(features)
     return Rows(features, targets, None if labels is None else silo_labels(labels, rows_of(X)))
 
@@ -157,23 +158,24 @@ def check_features(frame: pd.DataFrame) -> None:
     """Of raw rows without a schema: only numbers can be used, and nothing that says whose record it is."""
     persons = [str(name) for name in frame.columns if identifies(str(name))]
     if persons:
-        raise ConfigError(f"columns {_quoted(persons)}: named like identifiers of persons; drop them, or give a schema")
+        raise ConfigError(f"{_told(persons)}: named like identifiers of persons; drop them, or give a schema")
     texts = [str(name) for name, kind in frame.dtypes.items() if kind.kind not in "buif"]
     if texts:
-        raise ConfigError(
-            f"columns {_quoted(texts)}: not numbers; give schema= (silodp schema draft FILE writes a draft)"
-        )
+        raise ConfigError(f"{_told(texts)}: not numbers; give schema= (silodp schema draft FILE writes a draft)")
     empty = [str(name) for name in frame.columns[frame.isna().any()]]
     if empty:
-        raise ConfigError(f"columns {_quoted(empty)}: missing cells; give schema= with missing = a public constant")
+        raise ConfigError(f"{_told(empty)}: missing cells; give schema= with missing = a public constant")
 
 
 def rows_of(X: Any) -> int:
     return X.shape[0] if hasattr(X, "shape") else len(X)
 
 
-def _quoted(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+def _told(names: list[str]) -> str:
+    """Columns by their names, unless these may be cells: a file without a header."""
+    if looks_like_a_record(names):
+        return f"{len(names)} columns, not named because the first line looks like a record"
+    return "columns " + ", ".join(f"'{name}'" for name in names)
 
 
 def column_of(values: Any, rows: int, what: str) -> np.ndarray:
@@ -185,9 +187,14 @@ def column_of(values: Any, rows: int, what: str) -> np.ndarray:
 
 def numbers_of(values: Any, what: str) -> Float64[np.ndarray, "..."]:
     try:
-        return np.asarray(values).astype(np.float64)
-    except (ValueError, TypeError):  # which quote the cell
-        raise ConfigError(f"{what}: holds text where numbers are needed; give numbers") from None
+        found = np.asarray(values).astype(np.float64)
+    except (ValueError, TypeError):  # which quote the cell: an error that is raised here would remember it
+        found = None
+    if found is None:
+        raise ConfigError(f"{what}: holds text where numbers are needed; give numbers")
+    if not np.isfinite(found).all():
+        raise ConfigError(f"{what}: some are missing or infinite; fill in or drop these records")
+    return found
 
 
 def silo_labels(values: Any, rows: int) -> Shaped[np.ndarray, " n"]:

@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         "target-quoted", "silodp/front/records.py",
-        "raise ConfigError(f\"{what}: holds text where numbers are needed; give numbers\") from None", "raise",
+        "        found = None\n    if found is None:", "        raise\n    if found is None:",
         "the error about a target that is no number shows it",
         "tests/test_estimators.py::test_numbers_come_back_in_their_own_unit",
     ),
