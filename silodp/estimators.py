@@ -19,11 +19,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from silodp.config import AlgorithmConfig, ModelConfig
-from silodp.data.schema import Schema
 from silodp.data.types import FederatedData, Note
 from silodp.errors import ConfigError
 from silodp.front import bundle, export, records
 from silodp.front.estimator import SiloEstimator
+from silodp.front.labels import labels_of, names, sorted_classes
 from silodp.front.predictor import margins, probabilities
 from silodp.front.records import Rows
 from silodp.plan import advice
@@ -171,8 +171,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         return told
 
     def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
-        kind = told["classes_type"]
-        self.classes_ = np.array(told["classes"], dtype=object if "O" in kind else kind)
+        self.classes_ = labels_of(told["classes"], told["classes_type"])
         super()._take(told, arrays, text)
 
     def _linear(self) -> tuple[Float64[np.ndarray, "k d"], Float64[np.ndarray, " k"]]:
@@ -287,18 +286,6 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         return export.linear(*(self._raw_linear() if raw else self._linear()))
 
 
-def sorted_classes(schema: Schema) -> tuple[np.ndarray, Shaped[np.ndarray, " k"]]:
-    """Classes in sorted order where they can be sorted, and the new number of each of the schema's."""
-    assert schema.target.classes is not None
-    classes = schema.labels(np.arange(len(schema.target.classes)))
-    order = np.arange(len(classes)) if classes.dtype == object else np.argsort(classes)
-    return classes[order], np.argsort(order).astype(np.int32)
-
-
-def names(classes: np.ndarray) -> tuple[str, ...]:
-    return tuple(map(str, classes))
-
-
 ESTIMATORS = {"SiloClassifier": SiloClassifier, "SiloRegressor": SiloRegressor}
 
 
@@ -320,7 +307,7 @@ def load(directory: Path | str) -> SiloClassifier | SiloRegressor:
         >>> bool((silodp.load(folder).predict_proba(X) == clf.predict_proba(X)).all())
         True
     """
-    told, arrays, text = bundle.read(Path(directory), set(ESTIMATORS))
+    told, arrays, text = bundle.read(Path(directory), ESTIMATORS)
     options = dict(told["options"])
     if options.get("class_weight") is not None:
         options["class_weight"] = dict(options["class_weight"])

@@ -10,11 +10,12 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 import silodp
 from silodp.errors import ConfigError
@@ -28,6 +29,7 @@ from tests.patients import fitted, raw
 
 ROOT = Path(silodp.__file__).resolve().parents[1]
 FRESH = raw(seed=2).drop(columns=["outcome", "hospital"])
+ORDER = ["age", "sex", "creatinine", "pain", "smoker"]  # of the features
 FILES = {"bundle.json", "model.safetensors", "certificate.txt", "report.txt", "report.html"}
 
 
@@ -144,29 +146,134 @@ def test_a_later_format_says_which_version_reads_it(copied):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"format": "one"}, "format 'one' is not known"),
+        ({"format": "one"}, "format = 'one': not known"),
+        ({"format": True}, "format = True: not known"),
+        ({"format": 2, "versions": None}, "format 2 of silodp unknown"),
+        ({"versions": None}, "versions: must be an object"),
         ({"estimator": "SiloOracle"}, "estimator 'SiloOracle' is not known"),
-        ({"files": {}}, "files incomplete"),
-        ({"files": dict.fromkeys(FILES, "0")}, "no file of a bundle|changed since"),
+        ({"estimator": ["SiloClassifier"]}, "estimator: must be a valid string"),
+        ({"estimator": "SiloRegressor"}, "options: 'class_weight' is no option of a SiloRegressor"),
+        ({"estimator": "SiloRegressor", "options": {}}, "classes: a SiloRegressor has none"),
+        ({"options": [1]}, "options: must be an object"),
+        ({"options": {"other": 1}}, "options: 'other' is no option of a SiloClassifier"),
+        ({"options": {"class_weight": [["ill", 1, 2]]}}, "options.class_weight.0: too many"),
+        ({"model": "logistic"}, "model: must be an object"),
+        ({"model": {}}, "model.kind: no model of the library"),
+        ({"model": {"kind": "os:system"}}, "model.kind: no model of the library"),
+        ({"model": {"kind": "softmax"}}, "weight' has shape"),
+        ({"model": {"kind": "linear"}}, "'linear' has not 2 outputs"),
+        ({"model": {"kind": "mlp"}}, "no such model: model.hidden"),
+        ({"model": {"kind": "mlp", "hidden": [3]}}, "'centre' has shape"),
+        ({"schema": "schema.toml"}, "schema: must be an object"),
+        ({"schema": {}}, "schema: target: is missing"),
+        ({"schema": None}, "features: 5 are counted, 5 named, inputs = "),
+        ({"features": None}, "features: must be an object"),
+        ({"features": {"count": 10**9, "names": ORDER}}, "features: names and count are not those"),
+        ({"features": {"count": 5, "names": [*ORDER[:4], "patient_id"]}}, "features: names and count are not those"),
+        ({"inputs": 10**12}, "inputs = 1000000000000: the schema's columns give"),
+        ({"classes": None}, "classes: a SiloClassifier has two or more"),
+        ({"classes": ["ill"]}, "classes: too few"),
+        ({"classes": ["ill", "ill"]}, "classes: they occur twice"),
+        ({"classes": ["well", "ill"]}, "classes: not those of the schema's target"),
+        ({"classes_type": "<U999999999"}, "classes_type: no type of labels"),
+        ({"classes_type": "<i8"}, "classes: they occur twice, or are not of classes_type"),
+        ({"classes_type": None}, "classes: they occur twice, or are not of classes_type"),
+        ({"certificate": "private"}, "certificate: must be an object"),
+        ({"certificate": {}}, "certificate.made: is missing"),
+        ({"plan": "0"}, "certificate.made.plan: the certificate is of another plan"),
+        ({"files": {}}, "certificate is of another model"),
+        ({"files": ["model.safetensors"]}, "files: must be an object"),
+        ({"files": None}, "files: must be an object"),
     ],
-)
+)  # fmt: skip
 def test_an_index_that_is_not_ours_is_told(copied, changes, match):
     rewritten(copied, **changes)
-    with pytest.raises(ConfigError, match=match):
+    with pytest.raises(ConfigError, match=rf"bundle\.json: .*{match}|model\.safetensors: .*{match}"):
         silodp.load(copied)
 
 
+@pytest.mark.parametrize("key", ["options", "model", "schema", "features", "inputs", "plan", "certificate", "files"])
+def test_a_key_that_is_missing_is_named(copied, key):
+    path = copied / "bundle.json"
+    path.write_text(json.dumps({name: part for name, part in json.loads(path.read_text()).items() if name != key}))
+    with pytest.raises(ConfigError, match=f"{key}: is missing; take the original"):
+        silodp.load(copied)
+
+
+def test_the_order_of_keys_means_nothing(copied, saved):
+    """JSON has none, and many tools sort them: the list of features says what the model was trained on."""
+    path = copied / "bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    assert list(json.loads(path.read_text())["schema"]["columns"]) != list(silodp.load(saved).schema_.columns)
+    clf, back = silodp.load(saved), silodp.load(copied)
+    assert back.predict_proba(FRESH).tobytes() == clf.predict_proba(FRESH).tobytes()
+    assert list(back.schema_.used) == list(back.feature_names_in_) == ORDER
+
+
+def with_arrays(directory: Path, change: Callable[[dict[str, np.ndarray]], object], certified: bool = True) -> None:
+    """Another model in the bundle, with its hash, and the certificate's own too unless it is left."""
+    told, arrays = json.loads((directory / "bundle.json").read_text()), load_file(directory / "model.safetensors")
+    change(arrays)
+    content = save(arrays)
+    (directory / "model.safetensors").write_bytes(content)
+    told["files"]["model.safetensors"] = hashlib.sha256(content).hexdigest()
+    if certified:
+        told["certificate"]["made"]["model"] = told["files"]["model.safetensors"]
+    rewritten(directory, **told)
+
+
+WEIGHT = "params/dense1/weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda arrays: arrays[WEIGHT].fill(np.nan), "weight' holds NaN, infinity or no numbers"),
+        (lambda arrays: arrays["centre"].fill(np.inf), "'centre' holds NaN, infinity or no numbers"),
+        (lambda arrays: arrays.update({WEIGHT: arrays[WEIGHT].astype(np.int32)}), "weight' holds NaN, infinity or no"),
+        (lambda arrays: arrays.update({WEIGHT: np.repeat(arrays[WEIGHT], 3, axis=0)}), r"weight' has shape \(3, "),
+        (lambda arrays: arrays.update({WEIGHT: arrays[WEIGHT][:, 1:]}), r"weight' has shape \(1, "),
+        (
+            lambda arrays: arrays.update({WEIGHT: arrays[WEIGHT][0]}),
+            r"weight' has shape \(\d+,\), ",
+        ),
+        (lambda arrays: arrays.update(whitening=arrays["whitening"][:-1]), "'whitening' has shape"),
+        (lambda arrays: arrays.pop(WEIGHT), "weight' has shape None"),
+        (lambda arrays: arrays.update(more=np.zeros(1)), r"'more' has shape \(1,\), the model's has None"),
+    ],
+)
+def test_a_model_is_loaded_only_with_the_shapes_it_has_and_finite(copied, change, match):
+    with_arrays(copied, change)
+    with pytest.raises(ConfigError, match=rf"model\.safetensors: .*{match}"):
+        silodp.load(copied)
+
+
+def test_a_certificate_of_another_model_is_refused(copied):
+    with_arrays(copied, lambda arrays: arrays.update({WEIGHT: arrays[WEIGHT] + 1}), certified=False)
+    with pytest.raises(ConfigError, match=r"certificate\.made\.model: the certificate is of another model"):
+        silodp.load(copied)
+
+
+def test_a_column_that_a_model_needs_cannot_be_left_out(saved):
+    with pytest.raises(ConfigError, match="column 'age' is not there; add it: the model needs it"):
+        silodp.load(saved).predict(FRESH.drop(columns="age"))
+
+
 def test_files_outside_the_bundle_are_never_read(copied):
-    told = json.loads((copied / "bundle.json").read_text())
-    rewritten(copied, files=told["files"] | {"../secret": "0"})
-    with pytest.raises(ConfigError, match="no file of a bundle"):
+    files = json.loads((copied / "bundle.json").read_text())["files"]
+    for outside in ("../secret", "../report.txt"):
+        rewritten(copied, files=files | {outside: "0"})
+        with pytest.raises(ConfigError, match="no file of a bundle"):
+            silodp.load(copied)
+    rewritten(copied, files={name: files[name] for name in files if name != "report.txt"})
+    with pytest.raises(ConfigError, match=r"files: report\.txt is missing"):
         silodp.load(copied)
 
 
 def test_what_is_no_bundle_is_told(tmp_path):
     with pytest.raises(ConfigError, match="no model is saved here"):
         silodp.load(tmp_path)
-    for text in ("{", "[]"):
+    for text in ("{", "[]", "[" * 100_000):
         (tmp_path / "bundle.json").write_text(text)
         with pytest.raises(ConfigError, match="save the model again"):
             silodp.load(tmp_path)

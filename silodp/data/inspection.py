@@ -102,10 +102,11 @@ def _lacking(schema: Schema, table: pd.DataFrame, source: str, fitting: bool) ->
     if fitting:
         wanted += [schema.target.name, *filter(None, [schema.silo])]
     by_label = {label(name): name for name in table.columns}
+    add = "add it, or take it out of the schema" if fitting else "add it: the model needs it"
     for name in wanted:
         if name not in table.columns:
             close = by_label.get(label(name))
-            fix = f"rename '{close}'" if close else "add it, or take it out of the schema"
+            fix = f"rename '{close}'" if close else add
             yield f"{source}: column '{name}' is not there; {fix}"
 
 

@@ -22,17 +22,19 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from silodp.errors import ConfigError
+from silodp.errors import ConfigError, one_line
 from silodp.front.fitting import as_file
+from silodp.front.index import MODEL, REMEDY, Index, checked
+from silodp.front.predictor import check_arrays
+from silodp.parse import shown
 from silodp.report.files import NAME as PAGE
 from silodp.report.files import story_of_bundle
 from silodp.report.story import told as told_as_page
 from silodp.run.directory import versions
 
 FORMAT = 1
-INDEX, MODEL, CERTIFICATE, REPORT = "bundle.json", "model.safetensors", "certificate.txt", "report.txt"
+INDEX, CERTIFICATE, REPORT = "bundle.json", "certificate.txt", "report.txt"
 FILES = (MODEL, CERTIFICATE, REPORT, PAGE)
-KEYS = {"estimator", "options", "model", "schema", "features", "inputs", "plan", "certificate"}
 
 
 def write(directory: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray], report: str) -> Path:
@@ -84,19 +86,21 @@ def certificate_text(certificate: Mapping[str, Any] | None) -> str:
     return as_text(certificate)
 
 
-def read(directory: Path, estimators: set[str]) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
+def read(directory: Path, estimators: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
     """What was told, the arrays, and the report; an error says why a directory cannot be used."""
-    told = index_of(directory)
-    check_format(directory, told, estimators)
-    contents = {name: checked_file(directory / name, digest) for name, digest in told["files"].items()}
+    told, index = index_of(directory, estimators)
+    contents = {name: checked_file(directory / name, digest) for name, digest in index.files.items()}
     try:
         arrays = load(contents[MODEL])
-    except SafetensorError:
-        raise ConfigError(f"{directory / MODEL}: not a safetensors file; save the model again") from None
-    return told, arrays, contents[REPORT].decode()
+        check_arrays(index.model, arrays, index.inputs, index.outputs)
+    except (SafetensorError, KeyError):  # the latter: a type of numbers that NumPy does not have
+        raise ConfigError(f"{directory / MODEL}: not a safetensors file of numbers; {REMEDY}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{directory / MODEL}: {error}; {REMEDY}") from None
+    return told, arrays, contents[REPORT].decode(errors="replace")
 
 
-def index_of(directory: Path) -> dict[str, Any]:
+def index_of(directory: Path, estimators: Mapping[str, Any]) -> tuple[dict[str, Any], Index]:
     path = directory / INDEX
     if not path.is_file():
         raise ConfigError(
@@ -104,32 +108,39 @@ def index_of(directory: Path) -> dict[str, Any]:
         )
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ConfigError(f"{path}: not valid JSON; save the model again") from None
+        check_format(told)
+        ordered, index = checked(told, estimators)
+        check_files(index)
+        return ordered, index
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: not valid JSON, or nested too deeply; {REMEDY}") from None
+
+
+def check_format(told: Any) -> None:
+    """Before anything else is looked at: a later format may say it in another way."""
     if not isinstance(told, dict):
-        raise ConfigError(f"{path}: not a bundle's index; save the model again")
-    return told
-
-
-def check_format(directory: Path, told: Mapping[str, Any], estimators: set[str]) -> None:
-    path, number = directory / INDEX, told.get("format")
-    if not isinstance(number, int) or number < 1:
-        raise ConfigError(f"{path}: format {number!r} is not known; save the model again")
+        raise ConfigError(f"not a bundle's index; {REMEDY}")
+    number, by = told.get("format"), told.get("versions")
+    if type(number) is not int or number < 1:
+        raise ConfigError(f"format{shown(number)}: not known; {REMEDY}")
     if number > FORMAT:
-        by = told.get("versions", {}).get("silodp", "unknown")
+        version = one_line(by.get("silodp", "unknown")) if isinstance(by, dict) else "unknown"
         raise ConfigError(
-            f"{path}: format {number} of silodp {by}, this version reads up to {FORMAT}; install a later one"
+            f"format {number} of silodp {version}, this version reads up to {FORMAT}; install a later one"
         )
-    lacking = sorted((KEYS | {"files"}) - told.keys())
-    if lacking or not {MODEL, REPORT, CERTIFICATE} <= told["files"].keys():
-        raise ConfigError(f"{path}: {', '.join(lacking) or 'files'} incomplete; save the model again")
-    if told["estimator"] not in estimators:
-        raise ConfigError(f"{path}: estimator {told['estimator']!r} is not known; install a later version of silodp")
+
+
+def check_files(index: Index) -> None:
+    for name in sorted(index.files.keys() ^ set(FILES) - {PAGE}):
+        if name not in FILES:
+            raise ConfigError(f"files: {name!r} is no file of a bundle; {REMEDY}")
+        if name != PAGE:
+            raise ConfigError(f"files: {name} is missing; {REMEDY}")
 
 
 def checked_file(path: Path, digest: str) -> bytes:
-    if path.name not in FILES:
-        raise ConfigError(f"{path}: no file of a bundle; save the model again")
     if not path.is_file():
         raise ConfigError(f"{path}: is not there; copy the whole directory of the model")
     content = path.read_bytes()

@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Float64
 
+from silodp.errors import ConfigError
 from silodp.registry import LINEAR
 
+if TYPE_CHECKING:
+    from silodp.config import ModelConfig
+    from silodp.models import Model
+
 PARAMS, SCALING, CENTRE, WHITENING = "params/", "scaling", "centre", "whitening"
+WEIGHT, BIAS = PARAMS + "dense1/weight", PARAMS + "dense1/bias"  # of a linear model
 
 
 def product(left: Float[np.ndarray, "n d"], right: Float[np.ndarray, "d k"]) -> Float64[np.ndarray, "n k"]:
@@ -37,8 +43,8 @@ class Linear:
 
     @staticmethod
     def of(arrays: Mapping[str, np.ndarray]) -> Linear:
-        weight = np.asarray(arrays["params/dense1/weight"], np.float64)
-        bias = np.asarray(arrays.get("params/dense1/bias", np.zeros(len(weight))), np.float64)
+        weight = np.asarray(arrays[WEIGHT], np.float64)
+        bias = np.asarray(arrays.get(BIAS, np.zeros(len(weight))), np.float64)
         if WHITENING not in arrays:
             return Linear(weight, bias)
         whitening = arrays[WHITENING]
@@ -64,13 +70,7 @@ class Network:
     def compiled(self) -> Any:
         import jax
 
-        from silodp.models import build_model
-
-        given: dict[str, Any] = {
-            name: self.section[name] for name in self.section if name not in ("kind", "engine", "class_weights")
-        }
-        given["hidden"] = tuple(given.get("hidden", ()))
-        model = build_model(self.section["kind"], inputs=self.inputs, outputs=self.outputs, **given)
+        model = network_of(self.section, self.inputs, self.outputs)
         params: dict[str, Any] = {}
         for path, array in self.arrays.items():
             _, layer, part = path.split("/")
@@ -109,6 +109,56 @@ def predictor_of(section: Mapping[str, Any], arrays: Mapping[str, np.ndarray], i
     if section["kind"] in LINEAR:
         return Linear.of(arrays)
     return Network(section, arrays, inputs, outputs)
+
+
+def network_of(section: Mapping[str, Any], inputs: int, outputs: int) -> Model:
+    from silodp.models import BUILT_FROM, build_model
+
+    given: dict[str, Any] = {name: section[name] for name in section if name in BUILT_FROM}
+    return build_model(
+        section["kind"], inputs=inputs, outputs=outputs, hidden=tuple(section.get("hidden", ())), **given
+    )
+
+
+def check_arrays(section: ModelConfig, arrays: Mapping[str, np.ndarray], inputs: int, outputs: int) -> None:
+    """That a file holds the numbers of this model, all of them finite."""
+    found = {name: array.shape for name, array in arrays.items()}
+    whitening = found.get(WHITENING)
+    if section.kind in LINEAR:
+        wanted = linear_shapes(section, inputs, outputs, whitening and len(whitening), CENTRE in found)
+    else:
+        wanted = network_shapes(section, inputs, outputs)
+    for name in sorted(wanted | found):
+        if wanted.get(name) != found.get(name):
+            raise ConfigError(f"{name!r} has shape {found.get(name)}, the model's has {wanted.get(name)}")
+        if arrays[name].dtype.kind != "f" or not np.isfinite(arrays[name]).all():
+            raise ConfigError(f"{name!r} holds NaN, infinity or no numbers")
+
+
+def linear_shapes(
+    section: ModelConfig, inputs: int, outputs: int, whitened: int | None, centred: bool
+) -> dict[str, tuple[int, ...]]:
+    """`whitened`: how many dimensions the map has; whitened features hold a constant, and no bias is beside it."""
+    fits = {"logistic": outputs == 2, "softmax": outputs >= 2}.get(section.kind, outputs == 1)
+    if not fits:
+        raise ConfigError(f"model.kind = {section.kind!r} has not {outputs} outputs")
+    rows = outputs if section.kind == "softmax" else 1
+    if whitened is None:
+        return {WEIGHT: (rows, inputs)} | ({BIAS: (rows,)} if section.bias else {})
+    wide = inputs + 1
+    maps = {WHITENING: (wide,) if whitened == 1 else (wide, wide)} | ({CENTRE: (inputs,)} if centred else {})
+    return {WEIGHT: (rows, wide)} | maps
+
+
+def network_shapes(section: ModelConfig, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    import jax
+
+    try:
+        model = network_of(section.model_dump(exclude_unset=True), inputs, outputs)
+        layers: Any = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"no such model: model.{error}") from None
+    return {f"{PARAMS}{layer}/{part}": array.shape for layer, parts in layers.items() for part, array in parts.items()}
 
 
 def margins(scores: Float64[np.ndarray, "n k"]) -> Float64[np.ndarray, "n ..."]:
