@@ -91,13 +91,18 @@ def read(directory: Path, estimators: Mapping[str, Any]) -> tuple[dict[str, Any]
     told, index = index_of(directory, estimators)
     contents = {name: checked_file(directory / name, digest) for name, digest in index.files.items()}
     try:
-        arrays = load(contents[MODEL])
+        arrays = arrays_of(contents[MODEL])
         check_arrays(index.model, arrays, index.inputs, index.outputs)
-    except (SafetensorError, KeyError):  # the latter: a type of numbers that NumPy does not have
-        raise ConfigError(f"{directory / MODEL}: not a safetensors file of numbers; {REMEDY}") from None
     except ConfigError as error:
         raise ConfigError(f"{directory / MODEL}: {error}; {REMEDY}") from None
     return told, arrays, contents[REPORT].decode(errors="replace")
+
+
+def arrays_of(content: bytes) -> dict[str, np.ndarray]:
+    try:
+        return load(content)
+    except (SafetensorError, KeyError):  # the latter: a type of numbers that NumPy does not have
+        raise ConfigError("not a safetensors file of numbers") from None
 
 
 def index_of(directory: Path, estimators: Mapping[str, Any]) -> tuple[dict[str, Any], Index]:

@@ -49,6 +49,7 @@ class Options(Told):
 
     model_config = ConfigDict(extra="allow")
 
+    epsilon: float | None = None
     class_weight: list[Annotated[list[Label], Field(min_length=2, max_length=2)]] | None = None
     target_range: Interval | None = None
 
@@ -118,6 +119,8 @@ def disagreements(index: Index, kind: Any) -> Iterator[str]:
         yield "classes: they occur twice, or are not of classes_type"
     if index.certificate is not None:
         yield from of_another_run(index, index.certificate.made)
+    elif index.options.epsilon is not None:
+        yield "certificate: null, though an epsilon was given"
     yield from wrong_features(index) if index.columns is None else wrong_schema(index, kind._task)
 
 
