@@ -125,7 +125,7 @@ def check_arrays(section: ModelConfig, arrays: Mapping[str, np.ndarray], inputs:
     found = {name: array.shape for name, array in arrays.items()}
     whitening = found.get(WHITENING)
     if section.kind in LINEAR:
-        wanted = linear_shapes(section, inputs, outputs, whitening and len(whitening), CENTRE in found)
+        wanted = linear_shapes(section, inputs, outputs, None if whitening is None else len(whitening), CENTRE in found)
     else:
         wanted = network_shapes(section, inputs, outputs)
     for name in sorted(wanted | found):
