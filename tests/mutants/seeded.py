@@ -48,6 +48,12 @@ MUTANTS = [
         "tests/test_estimators.py::test_numbers_come_back_in_their_own_unit",
     ),
     Mutant(
+        "certificate-of-another-model", "silodp/front/index.py",
+        "    if made.model != index.files.get(MODEL):\n", "    if False:\n",
+        "a bundle's model is put in place of another and keeps its certificate",
+        "tests/test_bundle.py::test_a_certificate_of_another_model_is_refused",
+    ),
+    Mutant(
         "fitted-on-records-for-real", "silodp/run/runner.py",
         "    refuse_fitted(prepared)\n", "",
         "with real noise features are still scaled by what the records say",
