@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
@@ -213,10 +214,32 @@ def test_silos_of_one_nursery_are_processes_of_their_own():
                 heard(other.ask(encode({"kind": "account"}, {})))
             assert other.process.poll() is None
         assert other.process.poll() == 0
-        nursery.process.kill()
-        nursery.process.wait()
+        unheard = nursery.start([])
+        for each in (unheard.told, unheard.stdout, unheard.stdin, *unheard.life):  # it ends, and nobody asks how
+            each.close()
+        with SiloProcess(nursery=nursery) as last:
+            nursery.process.kill()
+            nursery.process.wait()
+            life = os.pidfd_open(last.process.pid)
+            assert last.process.poll() == -signal.SIGKILL
+            assert select.select([life], [], [], 10)[0], "the silo outlives what was said of it"
+            os.close(life)
         with pytest.raises(Gone, match="the process that starts silos ended"):
             SiloProcess(nursery=nursery)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_nobody_waits_for_a_nursery_that_is_stopped(monkeypatch):
+    monkeypatch.setattr("silodp.deploy.nursery.TELLING", 0.1)
+    with Nursery() as nursery:
+        with SiloProcess(nursery=nursery) as silo:
+            nursery.process.send_signal(signal.SIGSTOP)
+            silo.process.kill()
+            assert silo.process.wait(timeout=10) == -signal.SIGKILL
+        nursery.control.settimeout(0.1)
+        with pytest.raises(Gone, match="did not answer"):
+            nursery.start([])
+        assert nursery.process.wait(timeout=10) == -signal.SIGKILL
 
 
 def test_keys_are_agreed_on_with_everybodys_signature():

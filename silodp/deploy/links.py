@@ -15,12 +15,11 @@ from typing import IO, Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 
-from silodp.deploy.nursery import Child, Nursery
+from silodp.deploy.nursery import ENDING, Child, Nursery
 from silodp.deploy.wire import decode, encode, plain, put_frame, take_frame, unblocked
 from silodp.errors import Gone, Refused
 
 PATIENCE = 600.0  # seconds for one answer: a silo compiles its program before the first
-ENDING = 10.0  # seconds that a process may take to end
 
 Process = subprocess.Popen[bytes] | Child
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
@@ -131,5 +130,6 @@ def ended(process: Process) -> None:
         process.wait(timeout=ENDING)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # not even a killed process is waited for for ever
+            process.wait(timeout=ENDING)
     cast(IO[Any], process.stdout).close()

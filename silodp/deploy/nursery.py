@@ -17,38 +17,61 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import IO, NoReturn
 
 from silodp.errors import Gone
 from silodp.garbage import collect_seldom
 
 MOST = 1 << 16  # bytes of one request
+BIRTH = 120.0  # seconds for a silo to be born: the nursery imports everything before the first
+TELLING = 5.0  # seconds for the nursery to tell how a silo has ended
+ENDING = 10.0  # seconds that a process may take to end
 
 
 class Child:
-    """A silo that was born here, with what `subprocess.Popen` has for a process: the nursery tells its exit code."""
+    """A silo that was born here, with what `subprocess.Popen` has for a process: the nursery tells its exit code.
+
+    `life` is the process whoever gets its number later, and is readable when it has ended.
+    """
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], told: IO[bytes]):
         self.pid, self.stdin, self.stdout, self.told = pid, stdin, stdout, told
+        self.life: list[IO[bytes]] = []
+        with suppress(ProcessLookupError):  # it has ended already
+            self.life = [open(os.pidfd_open(pid), "rb", 0)]
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self.told], [], [], 0)[0]:
-            self.returncode = int(self.told.read() or -signal.SIGKILL)  # no word: the nursery was killed
-            self.told.close()
+            self._ended(self.told.read())
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None and not select.select([self.told], [], [], timeout)[0]:
+        if self.returncode is None and not select.select([self.told, *self.life], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired(["silo"], timeout or 0.0)
-        code = self.poll()
-        assert code is not None
-        return code
+        if self.returncode is None:
+            heard = select.select([self.told], [], [], TELLING)[0]
+            self._ended(self.told.read() if heard else b"")
+        assert self.returncode is not None
+        return self.returncode
 
     def kill(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            self._strike()
+
+    def _ended(self, word: bytes) -> None:
+        """No word: the nursery was killed, and the silo may live, or the nursery does not speak."""
+        if not word:
+            self._strike()
+        self.returncode = int(word or -signal.SIGKILL)
+        for each in (self.told, *self.life):
+            each.close()
+
+    def _strike(self) -> None:
+        for each in self.life:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(each.fileno(), signal.SIGKILL)
 
 
 class Nursery(AbstractContextManager["Nursery"]):
@@ -59,25 +82,44 @@ class Nursery(AbstractContextManager["Nursery"]):
         with theirs:
             command = [sys.executable, "-m", "silodp.deploy.nursery", str(theirs.fileno())]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self.control.settimeout(BIRTH)
 
     def start(self, arguments: Sequence[str]) -> Child:
         """A silo with these arguments of `silodp.deploy.silo_process`."""
         (request, stdin), (stdout, answer), (told, status) = os.pipe(), os.pipe(), os.pipe()
+        ours = (open(stdin, "wb", 0), open(stdout, "rb", 0), open(told, "rb", 0))
         try:
-            socket.send_fds(self.control, [json.dumps(list(arguments)).encode()], [request, answer, status])
-            born = self.control.recv(MOST)
-        except ConnectionError:
-            born = b""
+            born = self._ask(json.dumps(list(arguments)).encode(), [request, answer, status])
+        except Gone:
+            for each in ours:  # if it was born nevertheless, it has nobody to listen to and ends
+                each.close()
+            raise
         finally:
             for each in (request, answer, status):
                 os.close(each)
+        return Child(born, *ours)
+
+    def _ask(self, request: bytes, descriptors: list[int]) -> int:
+        """The number of the process that was born. A nursery that says nothing is of no use to anybody."""
+        try:
+            socket.send_fds(self.control, [request], descriptors)
+            born = self.control.recv(MOST)
+        except TimeoutError:
+            self.process.kill()
+            raise Gone(f"the process that starts silos did not answer in {BIRTH:g} seconds") from None
+        except ConnectionError:
+            born = b""
         if not born:
             raise Gone(f"the process that starts silos ended (exit code {self.process.poll()})")
-        return Child(int(born), open(stdin, "wb", 0), open(stdout, "rb", 0), open(told, "rb", 0))
+        return int(born)
 
     def __exit__(self, *exc: object) -> None:
         self.control.close()
-        self.process.wait()
+        try:
+            self.process.wait(timeout=ENDING)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(timeout=ENDING)
 
 
 def serve(control: socket.socket) -> None:
@@ -87,7 +129,8 @@ def serve(control: socket.socket) -> None:
     def reap(*_: object) -> None:
         while statuses and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             status = statuses.pop(ended[0])
-            os.write(status, str(os.waitstatus_to_exitcode(ended[1])).encode())
+            with suppress(BrokenPipeError):  # nobody wants to know
+                os.write(status, str(os.waitstatus_to_exitcode(ended[1])).encode())
             os.close(status)
 
     signal.signal(signal.SIGCHLD, reap)
