@@ -215,7 +215,7 @@ def test_silos_of_one_nursery_are_processes_of_their_own():
             assert other.process.poll() is None
         assert other.process.poll() == 0
         unheard = nursery.start([])
-        for each in (unheard.told, unheard.stdout, unheard.stdin, *unheard.life):  # it ends, and nobody asks how
+        for each in (unheard.told, unheard.stdout, unheard.stdin):  # it ends, and nobody asks how
             each.close()
         with SiloProcess(nursery=nursery) as last:
             nursery.process.kill()

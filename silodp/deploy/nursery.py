@@ -37,9 +37,9 @@ class Child:
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], told: IO[bytes]):
         self.pid, self.stdin, self.stdout, self.told = pid, stdin, stdout, told
-        self.life: list[IO[bytes]] = []
+        self.life: list[int] = []
         with suppress(ProcessLookupError):  # it has ended already
-            self.life = [open(os.pidfd_open(pid), "rb", 0)]
+            self.life = [os.pidfd_open(pid)]
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -65,13 +65,14 @@ class Child:
         if not word:
             self._strike()
         self.returncode = int(word or -signal.SIGKILL)
-        for each in (self.told, *self.life):
-            each.close()
+        self.told.close()
+        while self.life:
+            os.close(self.life.pop())
 
     def _strike(self) -> None:
         for each in self.life:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(each.fileno(), signal.SIGKILL)
+                signal.pidfd_send_signal(each, signal.SIGKILL)
 
 
 class Nursery(AbstractContextManager["Nursery"]):
@@ -87,17 +88,16 @@ class Nursery(AbstractContextManager["Nursery"]):
     def start(self, arguments: Sequence[str]) -> Child:
         """A silo with these arguments of `silodp.deploy.silo_process`."""
         (request, stdin), (stdout, answer), (told, status) = os.pipe(), os.pipe(), os.pipe()
-        ours = (open(stdin, "wb", 0), open(stdout, "rb", 0), open(told, "rb", 0))
         try:
             born = self._ask(json.dumps(list(arguments)).encode(), [request, answer, status])
         except Gone:
-            for each in ours:  # if it was born nevertheless, it has nobody to listen to and ends
-                each.close()
+            for each in (stdin, stdout, told):  # if it was born nevertheless, it has nobody to listen to and ends
+                os.close(each)
             raise
         finally:
             for each in (request, answer, status):
                 os.close(each)
-        return Child(born, *ours)
+        return Child(born, open(stdin, "wb", 0), open(stdout, "rb", 0), open(told, "rb", 0))
 
     def _ask(self, request: bytes, descriptors: list[int]) -> int:
         """The number of the process that was born. A nursery that says nothing is of no use to anybody."""
