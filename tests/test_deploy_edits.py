@@ -122,6 +122,32 @@ def test_answers_with_several_releases_have_as_many_each_time(tmp_path):
     book.close()
 
 
+def test_cells_that_no_guard_writes_are_told_in_words(tmp_path):
+    """Bytes that are no text where SQLite takes them for one, and what would reach a terminal."""
+    book = Ledger(tmp_path / "ledger.db", tmp_path / "counter", approved=True)
+    book.approve(PLAN, RUN, b"{}")
+    book.begin(RUN, PLAN, lines(5), {"header": b"\xff\x00"})
+    give(book, RUN, "ask 0/value", lines(1))
+    for edit, problem in {
+        "update answer set reply = x'ff00' || x'00' where key like 'ask%'": "the bytes that would be sent again",
+        "update state set data = data || x'00'": "its state is not what was written",
+        "update answer set key = cast(x'61ff' as text)": "answer and entry do not belong together",
+        "update chain set event = cast(x'7bff7d' as text) where seq = 2": "entry 2: it is not the one",
+        "update run set run = run || char(27) || '[2J' || char(7)": "its row is not what was written",
+    }.items():
+        book.db.execute("begin")
+        book.db.execute(edit)
+        found = book.verify()
+        assert any(problem in line for line in found), (edit, found)
+        assert all(line.isprintable() for line in found)
+        with pytest.raises(ConfigError) as refused:
+            book.check_unedited()
+        assert str(refused.value).isprintable()
+        book.db.execute("rollback")
+    assert book.verify() == []
+    book.close()
+
+
 def test_bytes_that_are_sent_again_are_those_that_were_sent(sites):
     document = sites.document()
     first_answers(sites, document)

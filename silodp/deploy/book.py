@@ -39,6 +39,7 @@ class Book:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # before SQLite would create it for all to read
         os.close(handle)
         self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+        self.db.text_factory = lambda text: text.decode(errors="replace")  # of an edited cell, which is told of then
         try:
             self.db.execute("pragma journal_mode=wal")
             self.db.execute("pragma synchronous=full")
