@@ -290,8 +290,12 @@ class Releases:
     coins: int = 0
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"count = {self.count}: the number of releases cannot be negative")
+        for name in ("count", "coins"):
+            if isinstance(told := getattr(self, name), bool) or not 0 <= told < math.inf:
+                raise ValueError(f"{name} = {told}: how many there are cannot be negative")
+        for name in ("loss", "lost"):
+            if not 0 <= (told := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} = {told}: must be a finite number >= 0")
 
     @property
     def uses(self) -> int:
