@@ -332,6 +332,18 @@ def test_what_a_certificate_tells_the_server(sites):
     assert sites.guard("north").ledger.verify() == []
 
 
+def test_a_total_that_is_no_number_is_refused_before_anything_is_written(sites, monkeypatch):
+    """As it may be where an operator sets a smaller total_delta during a run."""
+    document, ledger = sites.document(), sites.guard("north").ledger
+    sites.open("north", document, sites.approve(document))
+    entries = ledger.head
+    monkeypatch.setattr("silodp.deploy.guard.epsilon_over", lambda *_: float("inf"))
+    for kind in ("budget", "certificate"):
+        told, _ = sites.ask("north", {"kind": kind, "run": document.run, "model": "0a" * 32})
+        assert told.get("code") == "total", (kind, told)
+    assert ledger.head == entries and ledger.run(document.run).closed is None
+
+
 def test_keys_that_are_trusted_at_once_are_all_noted(tmp_path, monkeypatch):
     """Between reading and writing the file every program takes its time."""
     file, keys = tmp_path / "guard.toml", {name: name[0] * 64 for name in ("south", "east", "west")}

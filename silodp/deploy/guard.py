@@ -11,6 +11,7 @@ same fingerprint, and the site's policy and ledger allow it. A refusal is a code
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from silodp.deploy.office import HELLO, KEY, Office
 from silodp.deploy.policy import Denied, check_document, read_policy, told_config
 from silodp.deploy.shuffling import Outbox
 from silodp.deploy.sites import own_facts, read_records
-from silodp.deploy.spending import epsilon_over, read
+from silodp.deploy.spending import epsilon_over, read, used_of
 from silodp.deploy.vouch import Vouch
 from silodp.deploy.wire import encode
 from silodp.errors import ConfigError, Refused
@@ -124,13 +125,14 @@ class Guard(Office):
             raise Denied("run")
         if not self.policy.tell_budget:
             return encode({"kind": "budget"}, {})
+        check_told(total := total_with(self.policy, self.ledger))
         document = self._document(kept.decode())
         privacy, size = told_config(document.tree["plan"]).privacy, document.facts.sizes[self._index(document)]
         cost = lambda lines: cost_of([read(lines)], document.tree["delta"], group_of(privacy, size))
         told = {
             "run_spent": cost(found.counted),
             "run_reserved": cost(found.reserved),
-            "total": total_with(self.policy, self.ledger),
+            "total": total,
             "limit": limits.total_epsilon,
             "delta": limits.total_delta,
         }
@@ -148,12 +150,15 @@ class Guard(Office):
         before = self.ledger.model(run)
         if model is not None and (not is_hash(model) or before not in (None, model)):
             raise Denied("model")
+        document = self._document(kept.decode())
+        if self.policy.tell_budget:
+            check_told(epsilon_over(self.ledger.runs(), self.policy.limits.total_delta, {run: used_of(found)}))
         if found.closed is None:
             self.ledger.finish(run)
             self.desk = None
         if model is not None and before is None:
             self.ledger.certify(run, model)
-        signed = certificate_of(self.policy, self.key, self.ledger, self._document(kept.decode()), model)
+        signed = certificate_of(self.policy, self.key, self.ledger, document, model)
         return encode({"kind": "certificate", "certificate": signed}, {})
 
 
@@ -168,6 +173,12 @@ def check_plan(policy: rules.Policy, key: signing.Key, ledger: Ledger, document:
     if document.tree["versions"] != versions():
         raise Denied("versions")
     if not total_with(policy, ledger, document) <= policy.limits.total_epsilon * (1 + 1e-6):
+        raise Denied("total")
+
+
+def check_told(total: float) -> None:
+    """An operator may have changed the limits since: at another delta, all runs may come to no number."""
+    if not math.isfinite(total):
         raise Denied("total")
 
 

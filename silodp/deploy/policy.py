@@ -151,7 +151,8 @@ SENTENCES = {
     "outside": "the plan names a part that this site's operator has not listed",
     "epsilon": "the plan's epsilon or delta is larger than this site allows for one run",
     "colluding": "the plan stands fewer colluding parties than this site wants",
-    "total": "with this plan all runs on these records together would exceed what this site allows",
+    "total": "all runs on these records together exceed what this site allows, or come to no number; "
+    "batches and masks that are drawn at random count for more over adaptively chosen runs than in one run",
     "clip": "a clip norm of the plan is smaller than this site allows",
     "rounds": "the plan has more rounds than this site allows",
     "parameters": "the model is larger than this site allows",

@@ -66,8 +66,12 @@ def is_charged_singly(lines: Iterable[Mapping[str, Any]]) -> bool:
 
 def charged(run: Run) -> list[Spent]:
     """What a run costs: its whole plan while it is open, and afterwards what was used of it."""
-    reserved = read(run.reserved)
-    return reserved if run.closed is None else adaptive.used(reserved, read(run.counted))
+    return read(run.reserved) if run.closed is None else used_of(run)
+
+
+def used_of(run: Run) -> list[Spent]:
+    """What it costs if it ends now."""
+    return adaptive.used(read(run.reserved), read(run.counted))
 
 
 def epsilon_over(runs: Iterable[Run], delta: float, planned: Mapping[str, Sequence[Spent]] | None = None) -> float:
