@@ -33,7 +33,7 @@ trusts = {trusts}
 epsilon = {epsilon}           # of one run, for every record
 delta = {delta}
 total_epsilon = {total}     # of all runs on these records together, whoever chooses them
-total_delta = {total_delta}     # twice delta: one run with all of total_epsilon needs a little more
+total_delta = {total_delta}     # twice delta: one run with all of total_epsilon needs more, with few drawn batches much
 # colluding = 1         # so many other sites may work for the server (trust aggregated)
 # epsilon_alone = 2.0   # of one run, if all others and the shuffler work for the server (trust shuffled)
 
