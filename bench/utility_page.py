@@ -134,6 +134,8 @@ def draw(cells: Cells) -> None:
                 axis.plot(*zip(*line, strict=True), style, label=marked(task), markersize=4)
         axis.axhline(0, color="black", linewidth=1)
         axis.set(xscale="log", title=trust, xlabel="epsilon of every record")
+        axis.set_xticks((0.5, 1, 3, 8), ("0.5", "1", "3", "8"))
+        axis.minorticks_off()
         axis.set_yscale("symlog", linthresh=0.02)
     axes[0][0].set_ylabel("regret of auto: best other, tuned on test, less auto")
     axes[0][-1].legend(fontsize=6)
