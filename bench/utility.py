@@ -44,7 +44,7 @@ QUICK = (1.0, 3.0)
 MOST_FEATURES = 400  # in pieces
 WHITEN = {"scale": 1.0}
 METHODS = ["auto", "dp-gd", "dp-gd, momentum", "auto, other constants", "auto, other knots", "objective", "adassp",
-           "no privacy", "local", "dp-ebm", "diffprivlib"]  # fmt: skip
+           "no privacy", "local", "dp-ebm"]  # fmt: skip
 
 
 def ground_of(made: Split) -> Ground:
