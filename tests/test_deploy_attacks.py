@@ -202,7 +202,7 @@ def test_the_honest_plan_would_have_been_accepted(tmp_path):
 NOISE = {"epsilon": None, "multipliers": {"value": 0.01, "difference": 0.01}}
 LARGE = {"kind": "mlp", "hidden": [10**6], "activation": "softplus", "loss": "cross-entropy"}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
-    "epsilon 1e6": ("epsilon", {"privacy": {"epsilon": 1e6}}),
+    "epsilon 1e4": ("epsilon", {"privacy": {"epsilon": 1e4}}),
     "hardly any noise, and no epsilon": ("epsilon", {"privacy": NOISE}),
     "a model without end": ("parameters", {"model": LARGE}),
     "sums that stand no colluding silo": ("colluding", {"privacy": {"trust": "aggregated", "colluding": 0}}),

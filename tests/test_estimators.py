@@ -462,7 +462,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an epsilon in words": (plain(epsilon="small"), "privacy.epsilon = 'small': must be"),
     "a large delta": (plain(delta=1.5), "privacy.delta = 1.5: must be"),
     "an unknown trust": (plain(trust="blind"), "privacy.trust = 'blind': unknown"),
-    "auto for shuffled messages": (plain(trust="shuffled"), "algorithm.name = 'auto': not under trust 'shuffled'"),
+    "a network by auto for shuffled messages": (
+        plain(trust="shuffled", model="mlp"), "algorithm.name = 'auto': not under trust 'shuffled'"),
     "an unknown algorithm": (plain(algorithm="spidr"), "algorithm.name = 'spidr': unknown (did you mean spider?)"),
     "an algorithm that is a class": (plain(algorithm=3), "algorithm: a int; give a name, or a dict"),
     "a model that is none": (plain(model=3), "model: a int; give a name, or a dict of the model section"),

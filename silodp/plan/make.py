@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from silodp.plan.calibrate import TRAINING, Noise, Part, noise_of, noise_of_all,
 from silodp.plan.claim import printed_noise
 from silodp.plan.parts import built, channel_of, parts_of, settled_facts
 from silodp.plan.plan import Plan, stages_of
+from silodp.privacy import accountant
 from silodp.registry import AUTO
 
 GUESSES = 30  # of the step size, where the split of the budget and the step depend on each other
@@ -31,7 +33,22 @@ def make_plan(config: Config, facts: Facts, calibration: str | None = None) -> P
     config = resolved(config, facts)
     chosen = choose(config, settled_facts(config, facts))
     config = within_budget(with_options(config, chosen), facts)
-    return replace(calibrated_plan(config, facts, calibration), chosen=chosen)
+    plan = replace(calibrated_plan(config, facts, calibration), chosen=chosen)
+    refuse_uncounted(plan)
+    return plan
+
+
+def refuse_uncounted(plan: Plan) -> None:
+    """A target whose noise is so little that the accountant takes it for none: no certificate could tell an epsilon."""
+    epsilon = plan.config.privacy.epsilon
+    if epsilon is None:
+        return
+    little = any(spent.releases.count and spent.multiplier < accountant.NO_NOISE for spent in plan.spent(0))
+    if little and math.isinf(plan.epsilon(0)):
+        raise ConfigError(
+            f"privacy.epsilon = {epsilon:g}: its noise, less than {accountant.NO_NOISE:g} of the sensitivity, counts "
+            "as none; take less, or leave it out for a run without privacy"
+        )
 
 
 def resolved(config: Config, facts: Facts) -> Config:

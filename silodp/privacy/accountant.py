@@ -40,7 +40,7 @@ ORDERS = 1 + np.geomspace(0.011, 1e5, 300)
 _CELLS_PER_SCALE = 60  # grid cells per root mean square loss of one release: error about 3e-5
 _MOST_CELLS = 1 << 21
 _ROUNDING = 1e-16  # of the convolution's FFT, per release
-_NO_NOISE = 1e-3  # a smaller multiplier (mu above 1000) counts as none: pessimistic, and no grid could hold it
+NO_NOISE = 1e-3  # a smaller multiplier (mu above 1000) counts as none: pessimistic, and no grid could hold it
 _LEAST_RENYI = 1e-15  # below, e^-cost is 1 in float64, and dp_accounting takes the logarithm of nothing
 _TINY = 1e-320
 _HARDLY = 1e-4  # in the logarithm of the noise
@@ -285,10 +285,10 @@ def _split(spent: Sequence[Spent]) -> tuple[float, tuple[Spent, ...]]:
     merged = _merged(spent)
     log_unseen = 0.0
     for part in merged:
-        if part.multiplier < _NO_NOISE:
+        if part.multiplier < NO_NOISE:
             exposure = part.releases.sampling.exposure
             log_unseen += part.releases.uses * math.log1p(-exposure) if exposure < 1 else -math.inf
-    return -math.expm1(log_unseen), tuple(part for part in merged if part.multiplier >= _NO_NOISE)
+    return -math.expm1(log_unseen), tuple(part for part in merged if part.multiplier >= NO_NOISE)
 
 
 def left_out(spent: Sequence[Spent], records: int = 1) -> float:
@@ -299,7 +299,7 @@ def left_out(spent: Sequence[Spent], records: int = 1) -> float:
         coins = part.releases.coins
         return part.releases.sampling.overflow + (coins * beyond(records / part.multiplier) if coins else 0.0)
 
-    noisy = [part for part in spent if _NO_NOISE <= part.multiplier < math.inf]
+    noisy = [part for part in spent if NO_NOISE <= part.multiplier < math.inf]
     return sum(part.releases.uses * of_one(part) for part in noisy)
 
 
