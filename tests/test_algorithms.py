@@ -182,6 +182,8 @@ def test_a_mix_of_two_shifted_streams_is_the_same_message_by_message(silo_proces
         ("mu2", {"diameter": -1.0}, r"algorithm.diameter = -1.0: .*greater than 0"),
         ("soteria-saga", {"batch": 26}, r"algorithm.batch = 26 exceeds the 25 records of silo 'silo 1'"),
         ("soteria-gd", {"compressor": None, "keep": None}, r"algorithm.compressor is missing: soteria-gd needs one"),
+        ("ce-psgm", {"clip_local": None}, r"algorithm.clip_local is missing: local steps release differences"),
+        ("diff2-bvr-l-sgd", {"clip_local": None}, r"algorithm.clip_local is missing: local steps release differences"),
         ("ldp-sgd", {"compressor": "natural"}, r"algorithm.compressor = 'natural': ldp-sgd sends uncompressed"),
     ],
 )

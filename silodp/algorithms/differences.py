@@ -174,6 +174,12 @@ class LocalSteps(Algorithm):
     local_steps: int = eqx.field(static=True, kw_only=True, default=1)
     batch_local: BatchRule = eqx.field(kw_only=True, default=Full())
 
+    def check(self, rounds: int) -> None:
+        clipped = getattr(self, "clip", None) is not None
+        if clipped and self.local_steps > 1 and self.clip_local is None:
+            raise ValueError("algorithm.clip_local is missing: local steps release differences of their own")
+        super().check(rounds)
+
     def init(self, x0: Vector) -> LocalState:
         return LocalState(x0, x0, jnp.zeros_like(x0), x0, self.opened(x0))
 
