@@ -6,6 +6,24 @@ from tests.mutants.harness import Mutant
 
 DEPLOYED = [
     Mutant(
+        "less-than-nothing-lost", "silodp/privacy/kinds.py",
+        'for name in ("loss", "lost"):', "for name in ():",
+        "a site signs releases that take something off its delta",
+        "tests/test_privacy_accountant.py::test_bad_requests_name_the_field",
+    ),
+    Mutant(
+        "orphan-said-to-be-dead", "silodp/deploy/nursery.py",
+        "        if not word:\n            self._strike()\n", "",
+        "a silo answers on after its end was told",
+        "tests/test_deploy_state.py::test_silos_of_one_nursery_are_processes_of_their_own",
+    ),
+    Mutant(
+        "closed-before-it-is-counted", "silodp/deploy/guard.py",
+        "if not math.isfinite(total):", "if False:",
+        "a total that is no number is sent, and the run is closed",
+        "tests/test_deploy_guard.py::test_a_total_that_is_no_number_is_refused_before_anything_is_written",
+    ),
+    Mutant(
         "every-release-an-entry", "silodp/deploy/certify.py",
         '1 if line["stream"] in several else line["count"]', 'line["count"]',
         "a run with local steps cannot be certified",
