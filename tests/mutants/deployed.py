@@ -195,8 +195,9 @@ DEPLOYED = [
         "tests/test_deploy_ledger.py::test_a_guard_that_was_killed_before_its_counter_had_an_entry_starts_again",
     ),
     Mutant(
-        "reservation-of-somebody-else", "silodp/deploy/guard.py",
-        "document is not None:\n        runs[", "document is not None and document.run not in runs:\n        runs[",
+        "reservation-of-somebody-else", "silodp/deploy/spending.py",
+        "({each.run: charged(each) for each in runs} | dict(planned or {}))",
+        "(dict(planned or {}) | {each.run: charged(each) for each in runs})",
         "a run that somebody has begun in the ledger with nothing reserved costs nothing",
         "tests/test_deploy_edits.py::test_a_run_that_somebody_has_begun_with_nothing_is_charged_with_its_plan",
     ),

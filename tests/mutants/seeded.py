@@ -513,7 +513,7 @@ MUTANTS = [
     ),
     Mutant(
         "levels-of-one-record", "silodp/plan/certificate.py",
-        "plan.if_others_collude(silo, own, delta, together)", "plan.if_others_collude(silo, own, delta)",
+        "plan.if_others_collude(silo, own, delta, group)", "plan.if_others_collude(silo, own, delta)",
         "a promise for many records states what is left to one if others collude",
         "tests/test_sums_accounting.py::test_the_levels_are_of_as_many_records_as_the_promise",
     ),
@@ -951,7 +951,7 @@ MUTANTS = [
     ),
     Mutant(
         "silos-own-noise-not-heard", "silodp/deploy/coordinator.py",
-        'jnp.minimum(tally.multiplier, gather(f"multiplier/{stream}")),', "tally.multiplier,",
+        'np.minimum(tally.multiplier, gather(f"multiplier/{stream}")),', "tally.multiplier,",
         "the noise that a silo says it added is not compared with the plan",
         "tests/test_deploy_messages.py::test_a_server_hears_what_each_silo_counted",
     ),
