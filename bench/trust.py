@@ -18,12 +18,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bench.tasks import TASKS, Task, split
-from bench.utility import config, scores
+from bench.tasks import TASKS, split
+from bench.utility import whole_runs
 from silodp.channels.aggregated import Part
 from silodp.channels.untrusted import Noised
 from silodp.config import Config
-from silodp.data import FederatedData
 from silodp.facts import Facts
 from silodp.noise import Entropy, rounded_gaussian
 from silodp.plan.make import make_plan
@@ -77,7 +76,8 @@ def utility(seeds: int = 5) -> None:
         data = split(TASKS[name], seed).data if left else None
         for label in left:
             assert data is not None
-            found |= zip(cells(label), reached(TASKS[name], data, kept[label], seed), strict=True)
+            asked = [({"epsilon": epsilon} | kept[label], seed) for epsilon in EPSILONS]
+            found |= zip(cells(label), whole_runs(TASKS[name].kind, data, asked), strict=True)
             KEPT.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
     print("| task | epsilon | " + " | ".join(kept) + " |\n" + "|---" * (len(kept) + 2) + "|")
     for name, epsilon in itertools.product(UTILITY, EPSILONS):
@@ -90,14 +90,6 @@ def shown(each: list[float]) -> str:
     good, bad = [e for e in each if e >= 0], [e for e in each if e < 0]
     told = f"{np.mean(good):.3f} ± {np.std(good) / math.sqrt(len(good) - 1):.3f}"
     return told + "".join(f"; one seed {e:.1f}" for e in bad)
-
-
-def reached(task: Task, data: FederatedData, privacy: dict[str, Any], seed: int) -> list[float]:
-    """At every epsilon."""
-    options: dict[str, Any] = {"whiten": {"scale": 1.0}}
-    plain = [config(task, epsilon, privacy["trust"], seed, {"name": "auto"}, **options) for epsilon in EPSILONS]
-    asked = [each.model_copy(update={"privacy": each.privacy.model_copy(update=privacy)}) for each in plain]
-    return scores(task, data, asked)
 
 
 def cost(silos: int = 32, size: int = 50_000) -> None:

@@ -26,9 +26,9 @@ PARTS = ("features", "targets")  # of a record
 TARGET, WEIGHT = "target", "sample weight"
 
 
-def number_only(held: Any) -> str:
+def number_only(self: Any) -> str:
     """The repr of a tuple of arrays with the records first: how many they are, and none of them."""
-    return f"{type(held).__name__}({len(held[0])} records)"
+    return f"{type(self).__name__}({len(self[0])} records)"
 
 
 def with_weight(targets: Any, weights: Any) -> dict[str, Any]:

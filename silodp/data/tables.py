@@ -273,14 +273,15 @@ def _read_parquet(path: Path, columns: Columns) -> Table:
 def _read_libsvm(path: Path, columns: Columns) -> Table:
     from sklearn.datasets import load_svmlight_file
 
+    features, targets, why = None, None, ""
     try:
         sparse, targets = load_svmlight_file(str(path), zero_based=False)[:2]  # pyright: ignore
         if 8 * math.prod(sparse.shape) > most(path):  # pyright: ignore
             raise MemoryError
         features = sparse.toarray()  # pyright: ignore
     except UNREADABLE as fault:
-        features, targets, why = None, None, reason(fault)
-    if features is None:
+        why = reason(fault)
+    if features is None:  # told here: an error within `except` would carry the parser's, which may quote the file
         raise _unreadable(path, "LIBSVM", why)
     table = from_arrays(str(path), features, targets)  # pyright: ignore
     return replace(table, open_width=True)
