@@ -218,7 +218,7 @@ def test_records_are_counted_alike_all_over_the_page(private):
 
 
 def test_epsilon_and_delta_alone_say_what_is_beyond_them():
-    silo = {"epsilon": 1.0, "delta": 1e-5, "gdp_mu": None, "curve": []}
+    silo = {"epsilon": 1.0, "delta": 1e-5, "gdp_mu": None, "curve": [], "records": 100}
     bound = 1e-5 / -math.expm1(-1)
     assert chance_of_more(silo, 1.0) == 1.0 and chance_of_more(silo, 2.0) == pytest.approx(bound)
     assert "tells more than 7 % is at most 1.6e-05." in in_odds(silo)

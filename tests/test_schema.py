@@ -479,8 +479,10 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def test_check_tells_the_problems_of_all_files(folder):
-    code, told = typed_command("check", "schema.toml", "good.csv", "good.csv")
+    ROWS.to_csv("also.csv", index=False)
+    code, told = typed_command("check", "schema.toml", "good.csv", "also.csv")
     assert code == 0 and told.endswith("\nno problems in 2 files\n") and told.count("note: good.csv: column") == 2
+    assert typed_command("check", "schema.toml", "good.csv", folder / "good.csv")[0] == 1  # one file, two silos
     mistake(age=SECRET, more=SECRET).to_csv("one.csv", index=False)
     mistake(smoker=SECRET, more=SECRET).to_csv("two.csv", index=False)
     Path("three.csv").write_text(f"age,sex,age\n1,{SECRET},3\n")
