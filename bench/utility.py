@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from bench.averages import DELTA, Ground, auto_setting, others, plain_setting, s
 from bench.rivals import central, linear_model, trees
 from bench.tasks import LONGEST, TASKS, Split, Task, split
 from bench.utility_page import KEPT, write_page
+from silodp.cluster import Place, place_of, spread
 from silodp.data import FederatedData
 from silodp.parse import parse_config
 from silodp.plan import auto as recipe
@@ -40,6 +41,7 @@ SEARCHES: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 FACTORS = ((0.5, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, 2.0))  # of steps and clip norms, beside those of `auto`
 SMALL, SPLITS, SPLITS_OF_SMALL = 2500, 5, 15  # records; test sets of small tasks say little
+JOB = "bench.utility:run_job"
 ALONE = 2  # silos that are trained alone, in the mean
 QUICK = (1.0, 3.0)
 MOST_FEATURES = 400  # in pieces
@@ -116,17 +118,27 @@ def constants_of_auto() -> str:
     return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()[:16]
 
 
-class Kept:
-    """Measured numbers by task|epsilon|trust|method|seed, in a file."""
+class Found:
+    """Measured numbers by task|epsilon|trust|method|seed."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.found = found
+
+    def keep(self, rows: dict[str, Any]) -> None:
+        self.found |= rows
+
+
+class Kept(Found):
+    """The same in a file."""
 
     def __init__(self) -> None:
         found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         if found.get("constants of auto") != constants_of_auto():
             found = {k: v for k, v in found.items() if "|auto" not in k and "|local|" not in k and "|check" not in k}
-        self.found = found | {"constants of auto": constants_of_auto()}
+        super().__init__(found | {"constants of auto": constants_of_auto()})
 
     def keep(self, rows: dict[str, Any]) -> None:
-        self.found |= rows
+        super().keep(rows)
         partial = KEPT.with_suffix(".partial")
         partial.write_text(json.dumps(self.found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
         os.replace(partial, KEPT)
@@ -134,7 +146,7 @@ class Kept:
             print(f"{key}: {np.max(value):.4f}", flush=True)
 
 
-def measured(name: str, seed: int, method: str, epsilons: tuple[float, ...], kept: Kept) -> None:
+def measured(name: str, seed: int, method: str, epsilons: tuple[float, ...], kept: Found) -> None:
     """One method on one split of one task; what is known already is not measured again."""
     key = lambda cell: f"{name}|{cell[0]:g}|{cell[1]}|{method}|{seed}"
     task = TASKS[name]
@@ -210,27 +222,49 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="run `auto` through the whole library instead")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, help="splits of every task; 5 when left out, 15 of small ones")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="of a dask.distributed scheduler that runs the methods")
+    parser.add_argument("--workers", type=int, metavar="N", help="run the methods in N worker processes")
     options = parser.parse_args()
     unknown = set(options.tasks) - set(TASKS)
     if unknown:
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
     kept, names = Kept(), options.tasks or list(TASKS)
     if not options.print and not options.check:
-        measure(
-            names, options.methods, 1 if options.quick else options.seeds, QUICK if options.quick else EPSILONS, kept
-        )
+        seeds, epsilons = (1, QUICK) if options.quick else (options.seeds, EPSILONS)
+        jobs = list(jobs_of(names, options.methods, seeds, epsilons))
+        measure(jobs, kept, place_of(options.cluster, options.workers))
     if options.check:
         for name in names:
             checked(name, kept)
     print(write_page(kept.found))
 
 
-def measure(names: list[str], methods: list[str], seeds: int | None, epsilons: tuple[float, ...], kept: Kept) -> None:
+def measure(jobs: list[dict[str, Any]], kept: Kept, place: Place | None) -> None:
+    if place is None:
+        for job in jobs:
+            measured(**job, kept=kept)
+        return
+    for _, text in spread(JOB, [json.dumps(job | {"known": kept.found}) for job in jobs], place):
+        kept.keep(json.loads(text))
+
+
+def jobs_of(
+    names: list[str], methods: list[str], seeds: int | None, epsilons: tuple[float, ...]
+) -> Iterator[dict[str, Any]]:
     """One split after the other, so that a stopped run has all tasks."""
     for seed in range(SPLITS_OF_SMALL if seeds is None else seeds):
         for name, method in itertools.product(names, methods):
             if seeds is not None or seed < SPLITS or len(split_of(name, 0).train[0]) < 0.8 * SMALL:
-                measured(name, seed, method, epsilons, kept)
+                yield {"name": name, "seed": seed, "method": method, "epsilons": epsilons}
+
+
+def run_job(text: str) -> str:
+    """In a worker: one method on one split of one task; what it adds to what is known."""
+    job = json.loads(text)
+    known = job.pop("known")
+    found = Found(dict(known))
+    measured(**job | {"epsilons": tuple(job["epsilons"])}, kept=found)
+    return json.dumps({key: value for key, value in found.found.items() if key not in known}, default=float)
 
 
 if __name__ == "__main__":
