@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 LEAST_SAMPLE = 0.01  # seconds: shorter programs are called several times for one sample
-FEWEST = 5  # samples of even the slowest program
+FEWEST, DEAR, FEWER = 5, 2.0, 2  # samples of even the slowest program; of those that take more seconds than this
 REST = 0.002  # for thread pools to fall asleep: a spinning worker would be charged to the next program
 
 Quartiles = list[float]  # 25%, 50%, 75%
@@ -83,7 +83,8 @@ def _pace(run: Callable[[], Any], turns: int, share: float) -> tuple[int, int]:
     once = max(clock(run)[1], 1e-7)
     calls = max(1, ceil(LEAST_SAMPLE / once))
     wanted = max(1.0, turns * once * calls / share)
-    return calls, 2 ** min(ceil(log2(wanted)), int(log2(max(1, turns // FEWEST))))
+    fewest = FEWEST if once < DEAR else FEWER
+    return calls, 2 ** min(ceil(log2(wanted)), int(log2(max(1, turns // fewest))))
 
 
 def summaries(samples: Mapping[str, Samples], bases: Sequence[str]) -> dict[str, dict[str, Any]]:
