@@ -292,6 +292,7 @@ def splits_of(task: Task, method: str) -> int:
 
 def run_job(text: str) -> str:
     """In a worker: one method on one split of one task; what it adds to what is known."""
+    cache.keep_programs()
     job = json.loads(text)
     known = job.pop("known")
     found = Found(dict(known))
