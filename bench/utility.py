@@ -253,7 +253,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
     cache.keep_programs()  # splits of a task have the same shapes
-    kept, names = Kept(), options.tasks or list(TASKS)
+    kept, names = Kept(), readable(options.tasks or list(TASKS))
     if not options.print and not options.check:
         seeds, epsilons = (1, QUICK) if options.quick else (options.seeds, EPSILONS)
         jobs = list(jobs_of(names, options.methods, seeds, epsilons))
@@ -262,6 +262,13 @@ def main() -> None:
         for name in names:
             checked(name, kept)
     print(write_page(kept.found, {method: FEW.get(method, SPLITS) for method in METHODS}))
+
+
+def readable(names: list[str]) -> list[str]:
+    for name in names:
+        if not TASKS[name].there:
+            print(f"{name}: left out, its records come with the package {TASKS[name].package}")
+    return [name for name in names if TASKS[name].there]
 
 
 def measure(jobs: list[dict[str, Any]], kept: Kept, place: Place | None) -> None:
