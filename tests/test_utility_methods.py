@@ -75,7 +75,7 @@ def test_constants_of_the_losses_are_bounds():
 
 def test_a_family_runs_and_learns():
     rows = np.array(families.searched(made("logistic"), "diff2", CELLS, 0))
-    assert rows.shape == (2, 12)
+    assert rows.shape == (2, 6)
     assert rows[1].max() > 0.8  # where there is little noise
 
 
