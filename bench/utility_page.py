@@ -228,7 +228,7 @@ These see all records in one place, and so stand in the trusted rows:
 
 - objective perturbation with four ridges; AdaSSP and DP-EBM as they come
 - opacus: its DP-SGD, Poisson batches of a quarter, 40 rounds, Nesterov's momentum .9, steps .3, 1, 4, clip norms .1,
-  .3, 1, mean of the last quarter of the iterates. Opacus counts records that are added or removed; a record that is
+  .5, mean of the last quarter of the iterates. Opacus counts records that are added or removed; a record that is
   replaced is one removed and one added. So its noise is not the one that Opacus takes for an epsilon, but what silodp's
   accountant finds for replacement (`bench/rivals_torch.py`), which is more.
 - diffprivlib (delta 0): records shortened to .5, 1, 2, features as they are and standardised once more
