@@ -54,8 +54,9 @@ MOST_FEATURES = 400  # in pieces
 DIGITS = 5  # of kept numbers
 WHITEN = {"scale": 1.0}
 FIRST = ["auto", *SEARCHES, "objective", "adassp", "no privacy", "local"]  # what a stopped run should have
-LATER = [*FAMILIES, "auto, other constants", "auto, other knots", "opacus", "diffprivlib", "dp-ebm", DEFAULTS]
-METHODS = [*FIRST, *LATER]
+LATER = [*FAMILIES, "auto, other constants", "auto, other knots", "opacus", "diffprivlib", "dp-ebm"]
+STAGES = (FIRST, LATER, [DEFAULTS])  # all tasks have one before any has the next
+METHODS = [method for stage in STAGES for method in stage]
 # Fewer splits of what is dear. A method is compared with `auto` on the splits that both have.
 FEW = dict.fromkeys((*FAMILIES, "opacus", "dp-ebm"), 2) | {DEFAULTS: 1}
 
@@ -286,8 +287,9 @@ def jobs_of(
     names: list[str], methods: list[str], seeds: int | None, epsilons: tuple[float, ...]
 ) -> Iterator[dict[str, Any]]:
     """A stopped run has all tasks: first five splits of what counts most, then all else, then more of small tasks."""
+    stage = {method: i for i, stage in enumerate(STAGES) for method in stage}
     asked = [
-        (seed >= SPLITS, method in LATER, seed, name, method)
+        (seed >= SPLITS, stage[method], seed, name, method)
         for name, method in itertools.product(names, methods)
         for seed in range(splits_of(TASKS[name], method) if seeds is None else seeds)
     ]

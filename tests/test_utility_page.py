@@ -95,6 +95,8 @@ def test_a_stopped_run_has_all_tasks_and_what_counts_most():
     assert {job[1:] for job in jobs[:first]} == {(name, method) for name in names for method in utility.FIRST}
     assert {job[0] for job in jobs[: 5 * first]} == set(range(5))
     assert jobs[5 * first][2] in utility.LATER
+    early = [method for seed, _, method in jobs if seed < 5]
+    assert early.index(DEFAULTS) > max(i for i, method in enumerate(early) if method in utility.LATER)
     splits = lambda *job: sum(each[1:] == job for each in jobs)
     assert (splits("magic", "auto"), splits("wbcd", "auto")) == (5, 15)
     assert (splits("magic", "spider"), splits("wbcd", "spider")) == (utility.FEW["spider"], 3 * utility.FEW["spider"])
