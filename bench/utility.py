@@ -95,8 +95,12 @@ def searched(made: Split, method: str, cells: list[Cell], seed: int) -> list[Any
     """DP-GD at every point of its search, on all cells at once."""
     if method != PIECES:
         return descended(made, method, cells, seed)
-    each = [knots for knots in KNOTS if made.numbers.any() and made.features(knots) <= MOST_FEATURES]
-    return np.hstack([descended(made.in_pieces(knots), method, cells, seed) for knots in each or [0]]).tolist()
+    return np.hstack([descended(made.in_pieces(knots), method, cells, seed) for knots in knots_tried(made)]).tolist()
+
+
+def knots_tried(made: Split) -> list[int]:
+    """By DP-GD; none where all features are flags, or broken lines would be too many."""
+    return [knots for knots in KNOTS if made.numbers.any() and made.features(knots) <= MOST_FEATURES]
 
 
 def descended(made: Split, method: str, cells: list[Cell], seed: int) -> list[Any]:
@@ -182,7 +186,7 @@ def measured(name: str, seed: int, method: str, epsilons: tuple[float, ...], kep
             kept.keep({f"{name}|none|none|{m}|{seed}": f(task, made.train, made.test)})
         return
     cells = [cell for cell in cells_of(task, method, epsilons) if key(cell) not in kept.found]
-    if cells:
+    if cells and (method != PIECES or knots_tried(split_of(name, seed))):
         rows = run_method(task, split_of(name, seed), method, cells, seed)
         kept.keep({key(cell): row for cell, row in zip(cells, rows, strict=True)})
 

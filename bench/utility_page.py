@@ -211,16 +211,16 @@ Searches (steps and clip norms of squared losses are .3 and 1/.3 times those giv
 
 - dp-gd: 20 and 60 rounds, steps 4, 16, 64, clip norms .1, .3, 1, mean of the last quarter of the iterates
 - dp-gd, momentum: 60 rounds, Nesterov's momentum .9, steps .3, 1, 4, clip norms .1, .3, 1, the same mean
-- dp-gd, pieces: the same as with momentum, on broken lines of 3 and of 5 knots (on features as they are where these
-  would be more than 400): what `auto` owes to its features, DP-GD gets as well
+- dp-gd, pieces: the same as with momentum, on broken lines of 3 and of 5 knots, where there are numbers and these make
+  no more than 400 features: what `auto` owes to its features, DP-GD gets as well
 - auto, other constants: `auto` with steps or clip norms half or twice as long
 - auto, other knots: `auto` with no broken lines, and with broken lines of 3, 5 and 7 knots, whatever they cost
 - local only: `auto` on the records of one silo
 - other families of the library, under the trust models in brackets, on features as they are; steps and clip norms of
   squared losses are .15 and 1/.15 times those given, because the library's squared loss is twice the one above:
 {families}
-- papers' defaults: {prescribed}, each as its theorem prescribes it (`theory = true`) with the noise that its epsilon
-  really needs, no more than {most} rounds, and bounds of gradients and smoothness that hold for logistic and softmax
+- papers' defaults: {prescribed},
+  each as its theorem prescribes it (`theory = true`) with the noise that its epsilon really needs, no more than {most} rounds, and bounds of gradients and smoothness that hold for logistic and softmax
   losses of such records; squared losses have no bound, and a residual of one deviation is taken. mu2 has a ball of
   diameter 10. Epsilon 1 and 3 only. prox-sgd is left out: its theorem needs a PL constant, which nobody is told.
 
