@@ -220,9 +220,10 @@ Searches (steps and clip norms of squared losses are .3 and 1/.3 times those giv
   squared losses are .15 and 1/.15 times those given, because the library's squared loss is twice the one above:
 {families}
 - papers' defaults: {prescribed},
-  each as its theorem prescribes it (`theory = true`) with the noise that its epsilon really needs, no more than {most} rounds, and bounds of gradients and smoothness that hold for logistic and softmax
-  losses of such records; squared losses have no bound, and a residual of one deviation is taken. mu2 has a ball of
-  diameter 10. Epsilon 1 and 3 only. prox-sgd is left out: its theorem needs a PL constant, which nobody is told.
+  each as its theorem prescribes it (`theory = true`) with the noise that its epsilon really needs, no more than {most}
+  rounds, and bounds of gradients and smoothness that hold for logistic and softmax losses of such records; squared
+  losses have no bound, and a residual of one deviation is taken. mu2 has a ball of diameter 10. Epsilon 1 and 3 only.
+  prox-sgd is left out: its theorem needs a PL constant, which nobody is told.
 
 These see all records in one place, and so stand in the trusted rows:
 
