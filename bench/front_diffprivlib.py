@@ -1,10 +1,11 @@
-"""diffprivlib's models for `python -m bench.front`, in an interpreter of their own: they need an older scikit-learn.
+"""diffprivlib's models for `python -m bench.front` and `bench.utility`, in an interpreter of their own: they need an
+older scikit-learn.
 
     python -m venv DIR && DIR/bin/pip install diffprivlib==0.6.6 scikit-learn==1.5.2
     SILODP_DIFFPRIVLIB=DIR/bin/python python -m bench.front
 
-Called with an .npz of train and test (two encodings of each), targets, truth, classes, epsilon, seed, lengths, bound;
-prints the scores of every setting as JSON.
+Called with an .npz of train and test (two encodings of each), targets, truth, classes, epsilons, seed, lengths, bound;
+prints the scores of every setting as JSON, a row for each epsilon.
 """
 
 import json
@@ -19,9 +20,9 @@ def shortened(features: np.ndarray, length: float) -> np.ndarray:
     return features * np.minimum(1, length / np.maximum(np.linalg.norm(features, axis=1), 1e-12))[:, None]
 
 
-def scores(given: dict[str, np.ndarray], train: np.ndarray, test: np.ndarray) -> list[float]:
+def scores(given: dict[str, np.ndarray], epsilon: float, train: np.ndarray, test: np.ndarray) -> list[float]:
     targets, truth = given["targets"].astype(np.float64), given["truth"].astype(np.float64)
-    epsilon, seed, bound = float(given["epsilon"]), int(given["seed"]), float(given["bound"])
+    seed, bound = int(given["seed"]), float(given["bound"])
     if not given["classes"]:
         model = LinearRegression(epsilon=epsilon, bounds_X=(-bound, bound), bounds_y=(-1, 1), random_state=seed)
         model.fit(np.clip(train, -bound, bound), targets)
@@ -38,9 +39,9 @@ def scores(given: dict[str, np.ndarray], train: np.ndarray, test: np.ndarray) ->
 def main() -> None:
     with np.load(sys.argv[1]) as file:
         given = dict(file)
-    features = lambda name: given[name].astype(np.float64)
-    pairs = (("train", "test"), ("train2", "test2"))
-    print(json.dumps([score for train, test in pairs for score in scores(given, features(train), features(test))]))
+    pairs = [[given[name].astype(np.float64) for name in pair] for pair in (("train", "test"), ("train2", "test2"))]
+    told = lambda epsilon: [score for pair in pairs for score in scores(given, epsilon, *pair)]
+    print(json.dumps([told(float(epsilon)) for epsilon in given["epsilons"]]))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import math
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,17 +120,17 @@ def minimised(x: np.ndarray, y: np.ndarray, noise: np.ndarray, ridge: float) -> 
     return minimize(loss, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
 
 
-def diffprivlib(split: Split, epsilon: float, seed: int) -> list[float]:
-    """By an interpreter that has it (bench/front_diffprivlib.py says which); none where there is none."""
+def diffprivlib(split: Split, epsilons: Sequence[float], seed: int) -> list[list[float]]:
+    """By an interpreter that has it (bench/front_diffprivlib.py says which); no scores where there is none."""
     interpreter = os.environ.get(INTERPRETER)
     if not interpreter:
-        return []
+        return [[] for _ in epsilons]
     other = standardised(split)
     features = {"train": split.train, "test": split.test, "train2": other.train, "test2": other.test}
     told = {"targets": split.targets, "truth": split.truth, "classes": split.classes}
     bound = float(np.abs(split.train).max())  # public: the schema's columns are in [-1, 1]
     with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-        np.savez(file, **features, **told, epsilon=epsilon, seed=seed, lengths=LENGTHS, bound=bound)
+        np.savez(file, **features, **told, epsilons=epsilons, seed=seed, lengths=LENGTHS, bound=bound)
         file.flush()
         command = [interpreter, str(Path(__file__).with_name("front_diffprivlib.py")), file.name]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -162,5 +163,5 @@ def without_privacy(split: Split) -> float:
 def tuned(peer: str, split: Split, epsilon: float, delta: float, seed: int) -> list[float]:
     """Test scores of a peer's settings, in a fixed order; none where it does not do such a task."""
     if peer == "diffprivlib":
-        return diffprivlib(split, epsilon, seed)
+        return diffprivlib(split, [epsilon], seed)[0]
     return {"objective": objective, "adassp": adassp}[peer](split, epsilon, delta, seed)

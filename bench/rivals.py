@@ -4,14 +4,18 @@ objective   Kifer, Smith, Thakurta 2012: minimise the sum of losses, a quadratic
 adassp      Wang 2018: least squares from noised sums, with a ridge by the noised smallest eigenvalue; its three
             releases are calibrated together here, as Gaussians, which is better than the paper's own split
 dp-ebm      where the package interpret-core is installed
+opacus      where it is (bench/rivals_torch.py)
+diffprivlib IBM's LogisticRegression and LinearRegression, delta 0, where SILODP_DIFFPRIVLIB names an interpreter that
+            has them (bench/front_diffprivlib.py)
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,8 @@ from scipy.special import expit
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
+from bench import front_peers
+from bench.rivals_torch import opacus
 from bench.tasks import LONGEST, Arrays, Task
 from silodp.privacy.gaussian import mu_of
 
@@ -87,16 +93,38 @@ def ebm(task: Task, train: Arrays, test: Arrays, epsilon: float, seed: int) -> f
         return float(model.fit(*train).score(*test))
 
 
-Rival = Callable[[Task, Arrays, Arrays, float, int], Any]
-# Method, the models that it has, the package that it needs.
-CENTRAL: dict[str, tuple[Rival, tuple[str, ...], str]] = {
-    "objective": (objective, ("logistic",), "scipy"),
-    "adassp": (adassp, ("linear",), "numpy"),
-    "dp-ebm": (ebm, ("logistic", "linear"), "interpret"),
+def diffprivlib(task: Task, train: Arrays, test: Arrays, epsilons: Sequence[float], seed: int) -> list[Any]:
+    """One interpreter for all epsilons: most of its time is its start. Targets, cut at four deviations, are made to lie
+    in [-1, 1]."""
+    unit = 4.0 if task.kind == "linear" else 1.0
+    targets = np.clip(train[1] / unit, -1, 1) if task.kind == "linear" else train[1]
+    made = front_peers.Split(train[0], targets, test[0], test[1] / unit, task.kind != "linear")
+    return front_peers.diffprivlib(made, epsilons, seed)
+
+
+OneEpsilon = Callable[[Task, Arrays, Arrays, float, int], Any]
+Rival = Callable[[Task, Arrays, Arrays, Sequence[float], int], list[Any]]
+
+
+def one_by_one(method: OneEpsilon) -> Rival:
+    return lambda task, train, test, epsilons, seed: [method(task, train, test, each, seed) for each in epsilons]
+
+
+def package(name: str) -> Callable[[], bool]:
+    return lambda: importlib.util.find_spec(name) is not None
+
+
+ALL = ("logistic", "softmax", "linear")
+# Method, the models that it has, and whether this machine has it.
+CENTRAL: dict[str, tuple[Rival, tuple[str, ...], Callable[[], bool]]] = {
+    "objective": (one_by_one(objective), ("logistic",), lambda: True),
+    "adassp": (one_by_one(adassp), ("linear",), lambda: True),
+    "dp-ebm": (one_by_one(ebm), ("logistic", "linear"), package("interpret")),
+    "opacus": (one_by_one(opacus), ALL, package("opacus")),
+    "diffprivlib": (diffprivlib, ALL, lambda: bool(os.environ.get(front_peers.INTERPRETER))),
 }
 
 
 def central(task: Task) -> dict[str, Rival]:
     """The methods that there are for a task, and on this machine."""
-    there = lambda package: importlib.util.find_spec(package) is not None
-    return {name: method for name, (method, kinds, package) in CENTRAL.items() if task.kind in kinds and there(package)}
+    return {name: method for name, (method, kinds, there) in CENTRAL.items() if task.kind in kinds and there()}

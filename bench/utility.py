@@ -4,8 +4,8 @@ Every number is kept in bench/utility.json as soon as it is measured, so that a 
 Numbers of `auto` are dropped when a constant of its recipe changes. The page and the figure are written at the end.
 
 Features are standardised by means and deviations of the training records, which no epsilon covers, and records are
-shortened to a public length: the same for all methods. Linear models are trained by `bench.averages`; --check runs some
-cells of `auto` through the whole library as well.
+shortened to a public length: the same for all methods. `auto` and DP-GD are trained by `bench.averages`, other families
+through the whole library (`bench.families`); --check runs some cells of `auto` through the whole library as well.
 """
 
 from __future__ import annotations
@@ -21,37 +21,44 @@ from typing import Any
 
 import numpy as np
 
-from bench.averages import DELTA, Ground, auto_setting, others, plain_setting, scores
+from bench import families, rivals_torch
+from bench.averages import DELTA, auto_setting, others, plain_setting, scores
+from bench.families import DEFAULTS, FAMILIES, Cell, ground_of, run_scores
 from bench.rivals import central, linear_model, trees
 from bench.tasks import LONGEST, TASKS, Split, Task, split
-from bench.utility_page import KEPT, write_page
+from bench.utility_page import KEPT, SMALL, write_page
+from silodp import cache
 from silodp.cluster import Place, place_of, spread
 from silodp.data import FederatedData
 from silodp.parse import parse_config
 from silodp.plan import auto as recipe
 from silodp.plan.make import knots_that_pay
-from silodp.run.sweep import run_configs
 from silodp.stages import whiten
 
 EPSILONS, TRUSTS = (0.5, 1.0, 3.0, 8.0), ("trusted", "aggregated", "shuffled", "untrusted")
-# The stated searches, by name of their method: everything is tried, the best in the mean over splits is taken.
+# The stated searches of DP-GD, by name of their method: everything is tried, the best in the mean over splits is taken.
+PIECES = "dp-gd, pieces"
+MOMENTUM = {"rounds": (60,), "step": (0.3, 1.0, 4.0), "clip": (0.1, 0.3, 1.0), "momentum": (0.9,)}
 SEARCHES: dict[str, dict[str, tuple[Any, ...]]] = {
     "dp-gd": {"rounds": (20, 60), "step": (4.0, 16.0, 64.0), "clip": (0.1, 0.3, 1.0), "momentum": (0.0,)},
-    "dp-gd, momentum": {"rounds": (60,), "step": (0.3, 1.0, 4.0), "clip": (0.1, 0.3, 1.0), "momentum": (0.9,)},
+    "dp-gd, momentum": MOMENTUM,
+    PIECES: MOMENTUM,
 }
+KNOTS = (3, 5)  # of DP-GD on broken lines
 FACTORS = ((0.5, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, 2.0))  # of steps and clip norms, beside those of `auto`
-SMALL, SPLITS, SPLITS_OF_SMALL = 2500, 5, 15  # records; test sets of small tasks say little
+SPLITS = 5
 JOB = "bench.utility:run_job"
 ALONE = 2  # silos that are trained alone, in the mean
 QUICK = (1.0, 3.0)
 MOST_FEATURES = 400  # in pieces
+DIGITS = 5  # of kept numbers
 WHITEN = {"scale": 1.0}
-METHODS = ["auto", "dp-gd", "dp-gd, momentum", "auto, other constants", "auto, other knots", "objective", "adassp",
-           "no privacy", "local", "dp-ebm"]  # fmt: skip
-
-
-def ground_of(made: Split) -> Ground:
-    return Ground(made.kind, made.train, made.test, made.sizes)
+FIRST = ["auto", *SEARCHES, "objective", "adassp", "no privacy", "local"]  # what a stopped run should have
+LATER = [*FAMILIES, "auto, other constants", "auto, other knots", "opacus", "diffprivlib", "dp-ebm"]
+STAGES = (FIRST, LATER, [DEFAULTS])  # all tasks have one before any has the next
+METHODS = [method for stage in STAGES for method in stage]
+# Fewer splits of what is dear. A method is compared with `auto` on the splits that both have.
+FEW = dict.fromkeys((*FAMILIES, "opacus", "dp-ebm"), 2) | {DEFAULTS: 1}
 
 
 def knots_of(made: Split, epsilon: float, trust: str) -> int:
@@ -59,9 +66,6 @@ def knots_of(made: Split, epsilon: float, trust: str) -> int:
     privacy = {"epsilon": epsilon, "delta": DELTA, "trust": trust}
     tree = {"model": {"kind": made.kind}, "privacy": privacy, "algorithm": {"name": "auto"}, "whiten": WHITEN}
     return knots_that_pay(parse_config(tree), ground_of(made).facts(), made.features)
-
-
-Cell = tuple[float, str]
 
 
 def auto(
@@ -89,6 +93,17 @@ def other_knots(made: Split, cells: list[Cell], seed: int) -> list[Any]:
 
 def searched(made: Split, method: str, cells: list[Cell], seed: int) -> list[Any]:
     """DP-GD at every point of its search, on all cells at once."""
+    if method != PIECES:
+        return descended(made, method, cells, seed)
+    return np.hstack([descended(made.in_pieces(knots), method, cells, seed) for knots in knots_tried(made)]).tolist()
+
+
+def knots_tried(made: Split) -> list[int]:
+    """By DP-GD; none where all features are flags, or broken lines would be too many."""
+    return [knots for knots in KNOTS if made.numbers.any() and made.features(knots) <= MOST_FEATURES]
+
+
+def descended(made: Split, method: str, cells: list[Cell], seed: int) -> list[Any]:
     ground, search = ground_of(made), SEARCHES[method]
     points = [dict(zip(search, values, strict=True)) for values in itertools.product(*search.values())]
     unit = 0.3 if made.kind == "linear" else 1.0  # gradients of squared losses are longer
@@ -118,6 +133,15 @@ def constants_of_auto() -> str:
     return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()[:16]
 
 
+def searches() -> dict[str, str]:
+    """What each search tries, by its key in the kept file."""
+    told: dict[str, Any] = SEARCHES | {PIECES: (SEARCHES[PIECES], KNOTS)}
+    told |= {name: family.sentence for name, family in FAMILIES.items()}
+    told |= {DEFAULTS: (sorted(families.PRESCRIBED), families.CONSTANTS, families.MOST_ROUNDS)}
+    told["opacus"] = [vars(rivals_torch)[name] for name in ("SHARE", "ROUNDS", "MOMENTUM", "STEPS", "CLIPS")]
+    return {f"search of {name}": repr(each) for name, each in told.items()}
+
+
 class Found:
     """Measured numbers by task|epsilon|trust|method|seed."""
 
@@ -129,18 +153,21 @@ class Found:
 
 
 class Kept(Found):
-    """The same in a file."""
+    """The same in a file. Numbers of another recipe, or of another search, are dropped."""
 
     def __init__(self) -> None:
         found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         if found.get("constants of auto") != constants_of_auto():
             found = {k: v for k, v in found.items() if "|auto" not in k and "|local|" not in k and "|check" not in k}
-        super().__init__(found | {"constants of auto": constants_of_auto()})
+        old = {key.removeprefix("search of ") for key, told in searches().items() if found.get(key, told) != told}
+        found = {k: v for k, v in found.items() if "|" not in k or k.split("|")[3] not in old}
+        super().__init__(found | searches() | {"constants of auto": constants_of_auto()})
 
     def keep(self, rows: dict[str, Any]) -> None:
-        super().keep(rows)
+        super().keep({key: np.round(value, DIGITS).tolist() for key, value in rows.items()})
         partial = KEPT.with_suffix(".partial")
-        partial.write_text(json.dumps(self.found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(self.found.items())]
+        partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")  # json's own `indent` takes seconds
         os.replace(partial, KEPT)
         for key, value in rows.items():
             print(f"{key}: {np.max(value):.4f}", flush=True)
@@ -159,7 +186,7 @@ def measured(name: str, seed: int, method: str, epsilons: tuple[float, ...], kep
             kept.keep({f"{name}|none|none|{m}|{seed}": f(task, made.train, made.test)})
         return
     cells = [cell for cell in cells_of(task, method, epsilons) if key(cell) not in kept.found]
-    if cells:
+    if cells and (method != PIECES or knots_tried(split_of(name, seed))):
         rows = run_method(task, split_of(name, seed), method, cells, seed)
         kept.keep({key(cell): row for cell, row in zip(cells, rows, strict=True)})
 
@@ -170,6 +197,10 @@ def cells_of(task: Task, method: str, epsilons: tuple[float, ...]) -> list[Cell]
         return [(epsilon, "none") for epsilon in epsilons]
     if method in SEARCHES or method.startswith("auto"):
         return list(itertools.product(epsilons, TRUSTS))
+    if method == DEFAULTS:  # each has a program of its own: two epsilons are dear enough
+        return list(itertools.product([e for e in epsilons if e in QUICK], families.BOTH))
+    if method in FAMILIES:
+        return list(itertools.product(epsilons, FAMILIES[method].trusts))
     return [(epsilon, "trusted") for epsilon in epsilons] if method in central(task) else []
 
 
@@ -179,12 +210,15 @@ def run_method(task: Task, made: Split, method: str, cells: list[Cell], seed: in
         "auto, other constants": lambda: auto(made, cells, seed, FACTORS),
         "auto, other knots": lambda: other_knots(made, cells, seed),
         "local": lambda: [local(made, epsilon, seed) for epsilon, _ in cells],
+        DEFAULTS: lambda: families.defaults(made, cells, seed),
     }
     if method in SEARCHES:
         return searched(made, method, cells, seed)
+    if method in FAMILIES:
+        return families.searched(made, method, cells, seed)
     if method in ways:
         return ways[method]()
-    return [central(task)[method](task, made.train, made.test, epsilon, seed) for epsilon, _ in cells]
+    return central(task)[method](task, made.train, made.test, [epsilon for epsilon, _ in cells], seed)
 
 
 @lru_cache(2)  # methods on one split come after one another
@@ -208,10 +242,7 @@ def whole_runs(kind: str, data: FederatedData, asked: list[tuple[dict[str, Any],
     """Accuracy, or R^2, that `auto` reaches through the whole library, for each privacy section and seed."""
     tree = {"model": {"kind": kind}, "algorithm": {"name": "auto"}, "whiten": WHITEN}
     told = [{"privacy": {"delta": DELTA} | privacy, "run": {"seed": seed, "every": 20}} for privacy, seed in asked]
-    ends = [outcome.history[-1] for outcome in run_configs([parse_config(tree | each) for each in told], data)]
-    assert data.test is not None
-    variance = float(np.var(data.test.targets))
-    return [1 - end["test_loss"] / variance if kind == "linear" else end["test_accuracy"] for end in ends]
+    return run_scores(kind, data, [tree | each for each in told])
 
 
 def main() -> None:
@@ -221,14 +252,15 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="measure nothing: write page and figure from what is kept")
     parser.add_argument("--check", action="store_true", help="run `auto` through the whole library instead")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
-    parser.add_argument("--seeds", type=int, help="splits of every task; 5 when left out, 15 of small ones")
+    parser.add_argument("--seeds", type=int, help="splits of every task; as the page says when left out")
     parser.add_argument("--cluster", metavar="ADDRESS", help="of a dask.distributed scheduler that runs the methods")
     parser.add_argument("--workers", type=int, metavar="N", help="run the methods in N worker processes")
     options = parser.parse_args()
     unknown = set(options.tasks) - set(TASKS)
     if unknown:
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
-    kept, names = Kept(), options.tasks or list(TASKS)
+    cache.keep_programs()  # splits of a task have the same shapes
+    kept, names = Kept(), readable(options.tasks or list(TASKS))
     if not options.print and not options.check:
         seeds, epsilons = (1, QUICK) if options.quick else (options.seeds, EPSILONS)
         jobs = list(jobs_of(names, options.methods, seeds, epsilons))
@@ -236,7 +268,14 @@ def main() -> None:
     if options.check:
         for name in names:
             checked(name, kept)
-    print(write_page(kept.found))
+    print(write_page(kept.found, {method: FEW.get(method, SPLITS) for method in METHODS}))
+
+
+def readable(names: list[str]) -> list[str]:
+    for name in names:
+        if not TASKS[name].there:
+            print(f"{name}: left out, its records come with the package {TASKS[name].package}")
+    return [name for name in names if TASKS[name].there]
 
 
 def measure(jobs: list[dict[str, Any]], kept: Kept, place: Place | None) -> None:
@@ -251,15 +290,24 @@ def measure(jobs: list[dict[str, Any]], kept: Kept, place: Place | None) -> None
 def jobs_of(
     names: list[str], methods: list[str], seeds: int | None, epsilons: tuple[float, ...]
 ) -> Iterator[dict[str, Any]]:
-    """One split after the other, so that a stopped run has all tasks."""
-    for seed in range(SPLITS_OF_SMALL if seeds is None else seeds):
-        for name, method in itertools.product(names, methods):
-            if seeds is not None or seed < SPLITS or len(split_of(name, 0).train[0]) < 0.8 * SMALL:
-                yield {"name": name, "seed": seed, "method": method, "epsilons": epsilons}
+    """A stopped run has all tasks: first five splits of what counts most, then all else, then more of small tasks."""
+    stage = {method: i for i, stage in enumerate(STAGES) for method in stage}
+    asked = [
+        (seed >= SPLITS, stage[method], seed, name, method)
+        for name, method in itertools.product(names, methods)
+        for seed in range(splits_of(TASKS[name], method) if seeds is None else seeds)
+    ]
+    for *_, seed, name, method in sorted(asked, key=lambda job: job[:3]):
+        yield {"name": name, "seed": seed, "method": method, "epsilons": epsilons}
+
+
+def splits_of(task: Task, method: str) -> int:
+    return FEW.get(method, SPLITS) * (SMALL if task.small else 1)
 
 
 def run_job(text: str) -> str:
     """In a worker: one method on one split of one task; what it adds to what is known."""
+    cache.keep_programs()
     job = json.loads(text)
     known = job.pop("known")
     found = Found(dict(known))

@@ -96,6 +96,13 @@ def test_what_shapes_the_program_is_grouped(data, compiles):
     assert [o.history[-1]["round"] for o in outcomes] == [2, 2, 3, 3]
 
 
+def test_every_setting_averages_the_iterates_that_it_asks_for(data, compiles):
+    """The run is the same, its result is not: both cannot come from one program."""
+    last, mean = sweep(swept({"algorithm.average": [1.0, 3.0]}), data=data)
+    assert compiles == [1, 1]
+    assert not np.allclose(last.x, mean.x)
+
+
 def test_the_best_is_chosen_and_said_to_be_not_private(data, tmp_path):
     outcomes = sweep(swept({"algorithm.step_size": [1e-4, 0.5]}), data=data)
     assert best_of(outcomes, "objective") == 1

@@ -1,4 +1,4 @@
-"""The page on utility: what counts as regret, and which numbers of `auto` are kept."""
+"""The page on utility: what counts as regret, and which numbers are kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from bench import utility
-from bench.utility_page import best, cells_of, regrets, summary
+from bench.families import DEFAULTS, prescribed_under
+from bench.tasks import TASKS
+from bench.utility_page import best, cells_of, defaults_table, methods_table, regrets, splits_table, summary
 
 FOUND = {
     "wbcd|1|trusted|auto|0": 0.90,
@@ -24,7 +26,7 @@ FOUND = {
 
 
 def test_a_search_is_as_good_as_one_setting_is_over_all_splits():
-    assert best(np.array([[0.80, 0.93], [0.96, 0.85]])) == pytest.approx(0.89)
+    assert best({0: np.array([0.80, 0.93]), 1: np.array([0.96, 0.85])}) == pytest.approx(0.89)
 
 
 def test_regret_is_against_the_best_other_of_the_same_promise():
@@ -32,7 +34,39 @@ def test_regret_is_against_the_best_other_of_the_same_promise():
     assert found["wbcd", "1", "trusted"] == (pytest.approx(0.89 - 0.92), "dp-gd")
     assert found["magic", "1", "trusted"] == (pytest.approx(0.1), "dp-gd")  # not against no privacy
     row = summary(cells_of(FOUND)).splitlines()[-1]
-    assert "+0.100 (magic) | +0.100 | +0.100" in row  # magic is the only one that nobody looked at
+    assert "+0.100 (magic) | -0.030, -0.030 | +0.100, +0.100 | **missed** |" in row  # nobody has looked at magic
+
+
+def test_a_target_is_kept_if_median_and_worst_are():
+    kept = {"magic|1|trusted|auto|0": 0.6, "magic|1|trusted|dp-gd|0": 0.602}
+    assert summary(cells_of(kept)).endswith("| kept |")
+    worse = {"food|1|trusted|auto|0": 0.6, "food|1|trusted|dp-gd|0": 0.61}  # the worst is fine, the median is not
+    assert summary(cells_of(kept | worse)).endswith("| **missed** |")
+
+
+def test_a_method_with_fewer_splits_is_compared_on_those():
+    """On all its splits `auto` is .92; the rival's only split was one on which `auto` has .90."""
+    found = FOUND | {"wbcd|1|trusted|opacus|0": [0.7, 0.91]}
+    assert regrets(cells_of(found))["wbcd", "1", "trusted"] == (pytest.approx(0.01), "opacus")
+    assert "0.920 | 0.890 | 0.720 | 0.930 |" in methods_table(cells_of(found), "trusted").splitlines()[2]
+    never = FOUND | {"wbcd|1|trusted|opacus|7": [0.99]}  # a split that `auto` does not have
+    assert regrets(cells_of(never)) == regrets(cells_of(FOUND))
+
+
+def test_papers_defaults_are_told_one_by_one():
+    values = np.linspace(0.1, 0.3, len(prescribed_under("untrusted"))).tolist()
+    found = {"wbcd|1|untrusted|auto|0": 0.9, f"wbcd|1|untrusted|{DEFAULTS}|0": values}
+    assert regrets(cells_of(found))["wbcd", "1", "untrusted"] == (pytest.approx(-0.6), DEFAULTS)
+    assert defaults_table(cells_of(found)).splitlines()[-1].startswith("| wbcd | untrusted | 1 | 0.900 | 0.100 | ")
+
+
+def test_what_was_not_measured_is_said():
+    told = splits_table(cells_of(FOUND), {"dp-gd": 5, "opacus": 2, "no privacy": 5}).splitlines()
+    assert told[2:] == [
+        "| dp-gd | 5 | 15 | 2 | 1 to 2 |",
+        "| opacus | 2 | 6 | **none** | 0 |",
+        "| no privacy | 5 | 15 | 1 | 1 to 1 |",
+    ]
 
 
 def test_numbers_of_other_constants_are_dropped(tmp_path, monkeypatch):
@@ -44,3 +78,31 @@ def test_numbers_of_other_constants_are_dropped(tmp_path, monkeypatch):
     assert "wbcd|1|trusted|auto|0" in utility.Kept().found
     monkeypatch.setattr(utility.recipe, "DEAR", 11.0)
     assert "wbcd|1|trusted|auto|0" not in utility.Kept().found
+
+
+def test_numbers_of_another_search_are_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(utility, "KEPT", tmp_path / "kept.json")
+    utility.Kept().keep({"wbcd|1|trusted|dp-gd|0": [0.5], "wbcd|1|trusted|opacus|0": [0.6]})
+    monkeypatch.setattr(utility.rivals_torch, "ROUNDS", 41)
+    assert "wbcd|1|trusted|dp-gd|0" in utility.Kept().found
+    assert "wbcd|1|trusted|opacus|0" not in utility.Kept().found
+
+
+def test_a_stopped_run_has_all_tasks_and_what_counts_most():
+    names = ["wbcd", "magic"]
+    jobs = [(job["seed"], job["name"], job["method"]) for job in utility.jobs_of(names, utility.METHODS, None, (1.0,))]
+    first = len(names) * len(utility.FIRST)
+    assert {job[1:] for job in jobs[:first]} == {(name, method) for name in names for method in utility.FIRST}
+    assert {job[0] for job in jobs[: 5 * first]} == set(range(5))
+    assert jobs[5 * first][2] in utility.LATER
+    early = [method for seed, _, method in jobs if seed < 5]
+    assert early.index(DEFAULTS) > max(i for i, method in enumerate(early) if method in utility.LATER)
+    splits = lambda *job: sum(each[1:] == job for each in jobs)
+    assert (splits("magic", "auto"), splits("wbcd", "auto")) == (5, 15)
+    assert (splits("magic", "spider"), splits("wbcd", "spider")) == (utility.FEW["spider"], 3 * utility.FEW["spider"])
+
+
+def test_small_tasks_are_those_of_few_records():
+    there = {name: len(task.read()[0]) for name, task in TASKS.items() if "bunch" in task.read.__qualname__}
+    assert there.keys() >= {"wbcd", "digits", "wine", "diabetes"}
+    assert all(TASKS[name].small == (count < 2500) for name, count in there.items())

@@ -250,6 +250,7 @@ def grouped(settings: Sequence[Prepared]) -> list[list[int]]:
             problem.participation,
             problem.streams,
             problem.wanted,
+            problem.average,
             member.plan.facts.weights,
             id(member.ground),  # a first stage gives every setting records of its own
         )
