@@ -202,8 +202,12 @@ class Document:
         if plan.multipliers.keys() != own.multipliers.keys():
             raise Refused("plan: noise on other streams than its config releases")
         for line, noise in own.multipliers.items():
-            if any(told < right * (1 - 1e-6) for told, right in zip(plan.multipliers[line], noise, strict=True)):
+            pairs = list(zip(plan.multipliers[line], noise, strict=True))
+            if any(told < right * (1 - 1e-6) for told, right in pairs):
                 raise Refused("plan: less noise than its config needs")
+            # A site is charged by its own number; where one level serves all, another one's may be what is drawn.
+            if any(told > right * (1 + 1e-3) for told, right in pairs):
+                raise Refused("plan: more noise than its config needs")
         told, silos = self.tree["epsilon"], range(own.facts.silos)
         right = [own.epsilon(i) for i in silos] if own.private else None
         if self.tree["delta"] != own.config.privacy.delta or not alike(told, right):
@@ -229,8 +233,9 @@ def check_approvals(document: Document, approvals: Any) -> None:
     signed = {}
     for statement in approvals:
         body, key = opened(APPROVAL, statement)
-        if body == {"site": body.get("site"), "run": document.run, "fingerprint": document.fingerprint}:
-            signed[body["site"]] = key
+        site = str(body.get("site"))
+        if body == {"site": site, "run": document.run, "fingerprint": document.fingerprint}:
+            signed[site] = key
     missing = [site for site, key in document.parties.items() if signed.get(site) != key]
     if missing:
         raise Refused(f"approvals: {', '.join(missing)} has not signed this plan")
