@@ -114,6 +114,7 @@ EDITS: dict[str, tuple[str, Callable[[Tree], Any]]] = {
     "a smaller epsilon on the screen": ("document", put("epsilon", [0.1, 0.1])),
     "no epsilon on the screen": ("document", put("epsilon", None)),
     "a text as epsilon": ("document", put("epsilon", ["1", "1"])),
+    "an epsilon beyond all numbers": ("document", put("epsilon", [10**400, 1.0])),
     "another delta on the screen": ("document", put("delta", 1e-9)),
     "sizes that nobody signed": ("document", put("plan", "facts", "sizes", [20, 100_000])),
     "weights that nobody signed": ("document", put("plan", "facts", "weights", [0.9, 0.1])),

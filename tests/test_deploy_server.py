@@ -64,6 +64,7 @@ LIES: dict[str, tuple[str, Callable[[Header], Header]]] = {
     "a ledger that is none": ("plan", lambda header: header | {"ledger": "x"}),
     "a start without an answer": ("start", lambda header: {}),
     "a start with a text": ("start", lambda header: header | {"gradients": "many"}),
+    "a start beyond all numbers": ("start", lambda header: header | {"gradients": 10**400}),
     "a start without end": ("start", lambda header: header | {"gradients": float("inf")}),
     "no answer": ("ask", lambda header: {}),
     "points that it has not signed": ("ask", lambda header: header | {"seen": [*header["seen"][:4], "00" * 64]}),

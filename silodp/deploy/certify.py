@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from silodp.deploy.shuffling import agreed_terms
 from silodp.deploy.signing import Key, canonical, opened, words
 from silodp.deploy.spending import epsilon_over, is_charged_singly, read, written
-from silodp.deploy.wire import plain
+from silodp.deploy.wire import is_number, plain
 from silodp.digits import rounded_up, several, together
 from silodp.errors import Refused
 from silodp.plan.plan import cost_of
@@ -40,10 +40,9 @@ MOST_TOLD = {"count": 10**5, "together": 100, "messages": 10**8}
 MOST_DELTA = 2e-2  # of a site's total: no policy has more
 _text = lambda told: isinstance(told, str)
 _count = lambda told: type(told) is int and told >= 0
-_number = lambda told: type(told) in (int, float) and 0 <= told < 1e300  # a whole number may be larger than any float
 _table = lambda told: isinstance(told, dict)
 _head = lambda told: isinstance(told, list) and len(told) == 2 and _count(told[0]) and _text(told[1])
-_delta = lambda told: _number(told) and 0 < told < 1
+_delta = lambda told: is_number(told) and 0 < told < 1
 _or_none = lambda form: lambda told: told is None or form(told)
 
 
@@ -57,11 +56,11 @@ def _date(told: Any) -> bool:
 Form = dict[str, Callable[[Any], bool]]
 SHARED: Form = {"site": _text, "run": _text, "plan": _text, "ledger": _head, "date": _date, "versions": _table}
 TOLD: Form = SHARED | {  # what stands in a certificate; a hostile site signs anything
-    "epsilon": _number, "record_epsilon": _number, "delta": _delta,
+    "epsilon": is_number, "record_epsilon": is_number, "delta": _delta,
     "records_together": lambda told: _count(told) and told >= 1,
-    "total_epsilon": _or_none(_number), "total_delta": _or_none(_delta), "runs": _or_none(_count),
+    "total_epsilon": _or_none(is_number), "total_delta": _or_none(_delta), "runs": _or_none(_count),
     "releases": lambda told: isinstance(told, list), "sees": _text,
-    "collusion": _or_none(lambda told: _table(told) and all(_number(each) for each in told.values())),
+    "collusion": _or_none(lambda told: _table(told) and all(is_number(each) for each in told.values())),
     "model": _or_none(lambda told: is_hash(told)),
 }  # fmt: skip
 SHUFFLER_TOLD: Form = SHARED | {"batches": _count}

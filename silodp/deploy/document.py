@@ -13,6 +13,7 @@ from typing import Any
 from silodp.config import Config
 from silodp.deploy.shuffling import Shuffling, agreed_terms
 from silodp.deploy.signing import SITE, Key, canonical, fingerprint_of, opened, words
+from silodp.deploy.wire import is_number
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.objective import parameter_count
@@ -217,7 +218,7 @@ class Document:
 def alike(told: Any, right: Sequence[float] | None) -> bool:
     if told is None or right is None:
         return told is right
-    if not isinstance(told, list) or len(told) != len(right) or any(type(each) not in (int, float) for each in told):
+    if not isinstance(told, list) or len(told) != len(right) or not all(is_number(each) for each in told):
         return False
     return all(abs(each - own) <= 1e-6 * own for each, own in zip(told, right, strict=True))
 
