@@ -22,7 +22,7 @@ def init(
     data: Annotated[list[Path], typer.Option(help="this site's records; may be repeated", metavar="FILE")],
     epsilon: Annotated[float, typer.Option(help="largest epsilon of one run")] = 1.0,
     total_epsilon: Annotated[float, typer.Option(help="largest epsilon of all runs together")] = 4.0,
-    delta: Annotated[float, typer.Option(help="largest delta of one run, and that of all runs")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="largest delta of one run; all runs together have twice as much")] = 1e-5,
     trust: Annotated[
         list[str] | None, typer.Option(help="a trust model that plans may use; may be repeated (default: untrusted)")
     ] = None,

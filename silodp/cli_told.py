@@ -63,15 +63,15 @@ def written(tree: Any, out: Path | None) -> None:
 
 def loaded(files: list[Path]) -> list[Any]:
     """Signed statements of other parties."""
-    from silodp.deploy.signing import LARGEST
+    from silodp.deploy.signing import LARGEST, read_json
 
     found: list[Any] = []
     for file in files:
         if not file.is_file() or file.stat().st_size > LARGEST:
             raise ConfigError(f"{file}: no such file, or too large")
         try:
-            tree = json.loads(file.read_bytes())
-        except (ValueError, RecursionError):
-            raise ConfigError(f"{file}: not valid JSON") from None
+            tree = read_json(file.read_bytes())
+        except Refused:
+            raise ConfigError(f"{file}: not valid JSON, or a key stands in it twice") from None
         found += tree if isinstance(tree, list) else [tree]
     return found

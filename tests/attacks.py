@@ -39,7 +39,9 @@ ATTACKS: dict[str, tuple[str, ...]] = {
     ),
     "no privacy, a trusted server, a paper's noise, epsilon 1e6, delta 0.999, hardly any noise": (
         EDITS + "[no target; a trusted server; a paper's noise; delta 0.999; fitted preprocessing; "
-        "less noise than the config needs; no noise; another target than the noise]",
+        "less noise than the config needs; more noise than the config needs; noise without end; no noise; "
+        "another target than the noise]",
+        "test_deploy_mixer::test_a_site_is_charged_with_the_level_that_its_messages_have",
         LIMITS,
     ),
     "other plans than the honest one": (EDITS, "test_deploy_attacks::test_a_text_that_is_no_plan_is_refused"),

@@ -44,8 +44,8 @@ from tests.guards import SCHEMA, X0, Federation
 SECONDS = 20.0  # of computing, for one case
 JUNK = [b"1e999", b"NaN", b"-1", b"null", b"[]", b'"', b"{", b"\xff", b"99999999999999", b"\x1b[2J", b"\x00", b"\n"]
 VALUES: list[Any] = [
-    None, True, -1, 0, 3, 2**70, 1e308, -1e-300, float("nan"), float("inf"), "", "code:interact", "\x1b[2J", "a" * 5000,
-    [], [[]], {}, {"kind": "x"}, "north", "untrusted", [1, 2, 3], "0" * 64,
+    None, True, -1, 0, 3, 2**70, 10**400, 1e308, -1e-300, float("nan"), float("inf"), "", "code:interact", "\x1b[2J",
+    "a" * 5000, [], [[]], {}, {"kind": "x"}, "north", "untrusted", [1, 2, 3], "0" * 64,
 ]  # fmt: skip
 REFUSED = (ConfigError, Refused, OSError)
 

@@ -7,13 +7,14 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from typer.testing import CliRunner
 
 from silodp.cli import app
-from silodp.deploy import kits, listen, status
+from silodp.deploy import doctor, kits, listen, status
 from silodp.deploy.guard import Guard
 from silodp.deploy.policy import read_policy
 from silodp.errors import ConfigError
@@ -31,6 +32,11 @@ def config_file(folder: Path) -> Path:
     file = folder / "config.toml"
     file.write_text(to_toml(parse_config(TREE)))
     return file
+
+
+def new_site(folder: Path) -> tuple[object, ...]:
+    schema, data = folder / "schema.toml", folder / "north" / "records.csv"
+    return ("silo", "init", folder / "new-guard", "--name", "new", "--schema", schema, "--data", data)
 
 
 @pytest.fixture
@@ -105,10 +111,13 @@ def check_page(run: Path) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with urlopen(f"http://127.0.0.1:{server.server_address[1]}/") as page:
             text = page.read().decode()
+        for host in ("evil.example:80", "", "127.0.0.1.evil.example"):  # a name that was made to point here
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(Request(f"http://127.0.0.1:{server.server_address[1]}/", headers={"Host": host}))
         server.shutdown()
     assert "Round 4 of 4" in text and "1 spent of 1, delta 1e-05" in text and "0.9541 of 4 reserved, 3.045 left" in text
     assert "<script>" not in text and "\x1b" not in text
-    for address in ("0.0.0.0:80", "example.org:80", "127.0.0.1:x", "127.0.0.1"):
+    for address in ("0.0.0.0:80", "::1:80", "example.org:80", "127.0.0.1:x", "127.0.0.1"):
         with pytest.raises(ConfigError, match=r"127\.0\.0\.1:PORT"):
             status.page_server(run, address)
 
@@ -126,21 +135,26 @@ def test_a_closed_or_revoked_run_is_said(sites, tmp_path):
 def test_mistakes_are_one_line(sites, tmp_path):
     (tmp_path / "junk.json").write_text("[")
     (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "twice.json").write_text('{"body": {}, "body": {}}')
     for words, code in (
         (("plan", "show", tmp_path / "none.json"), 2),
         (("plan", "show", tmp_path / "junk.json"), 1),
         (("plan", "show", tmp_path / "other.json"), 1),
         (("verify", tmp_path / "junk.json"), 2),
         (("verify", tmp_path / "other.json"), 1),
+        (("verify", tmp_path / "twice.json"), 2),
         (("ledger", "show", tmp_path), 2),
         (("silo", "facts", tmp_path), 2),
         (("silo", "init", sites["north"], "--name", "../x", "--schema", tmp_path / "schema.toml", "--data", "x"), 2),
+        ((*new_site(tmp_path), "--epsilon", "-1"), 2),
+        ((*new_site(tmp_path), "--delta", "0.5"), 2),
         (("plan", "propose", config_file(tmp_path), tmp_path / "other.json"), 1),
         (("status", tmp_path), 2),
         (("status", tmp_path / "none", "--web", "127.0.0.1:0"), 2),
     ):
         told = silodp(*words, code=code)
         assert told.count("\n") == 1 and told.startswith(("error: ", "refused: ")), told
+    silodp(*new_site(tmp_path))  # what was refused has left nothing behind
 
 
 def test_the_plan_command_still_tells_what_would_be_run(tmp_path):
@@ -189,6 +203,21 @@ def test_a_site_joins_with_a_kit_that_may_only_carry_bytes(sites, tmp_path):
     rights.write_text(rights.read_text().replace('"byoc": "none"', '"byoc": "any"'))
     (north / "silodp-guard.service").write_text("[Service]\n")
     assert silodp("silo", "doctor", north, code=1).count("PROBLEM") == 4
+
+
+def test_a_relay_that_would_not_be_heard_is_a_problem(sites, tmp_path, monkeypatch):
+    """Of another user: the operator has to name it, and to put the socket where it can go."""
+    north, kit = sites["north"], made_kit(tmp_path / "kits" / "north")
+    silodp("silo", "join", north, "--kit", kit)
+    assert "ok      relay_uid" in silodp("silo", "doctor", north, code=1)
+    others = {str(kit.resolve())}
+    monkeypatch.setattr(
+        doctor, "owner_of", lambda place: 4711 if str(place.resolve()) in others else place.stat().st_uid
+    )
+    policy = north / "guard.toml"
+    for line, heard in (("", False), ("relay_uid = 4711\n", False), (f'socket = "{tmp_path}/g.sock"\n', True)):
+        policy.write_text(line + policy.read_text())
+        assert ("ok      relay_uid" in silodp("silo", "doctor", north, code=1)) is heard, line
 
 
 def check_units(folder: Path, tmp_path: Path) -> None:

@@ -81,6 +81,11 @@ def less_noise(tree: Tree) -> None:
         noise[0] *= 0.9
 
 
+def more_noise(tree: Tree) -> None:
+    for noise in tree["plan"]["stages"][0]["multipliers"].values():
+        noise[0] *= 2
+
+
 CONFIG = ("plan", "config")
 EDITS: dict[str, tuple[str, Callable[[Tree], Any]]] = {
     "code of the interpreter as a model": ("outside", put(*CONFIG, "model", "kind", "code:interact")),
@@ -102,11 +107,14 @@ EDITS: dict[str, tuple[str, Callable[[Tree], Any]]] = {
     "an unknown algorithm": ("document", put(*CONFIG, "algorithm", "name", "spidr")),
     "a config that is a list": ("not-private", put("plan", "config", [])),
     "less noise than the config needs": ("document", less_noise),
+    "more noise than the config needs": ("document", more_noise),
+    "noise without end": ("document", put("plan", "stages", 0, "multipliers", "value", [None, None])),
     "no noise": ("document", lambda tree: tree["plan"]["stages"][0]["multipliers"].clear()),
     "another target than the noise": ("document", put(*CONFIG, "privacy", "epsilon", 0.5)),
     "a smaller epsilon on the screen": ("document", put("epsilon", [0.1, 0.1])),
     "no epsilon on the screen": ("document", put("epsilon", None)),
     "a text as epsilon": ("document", put("epsilon", ["1", "1"])),
+    "an epsilon beyond all numbers": ("document", put("epsilon", [10**400, 1.0])),
     "another delta on the screen": ("document", put("delta", 1e-9)),
     "sizes that nobody signed": ("document", put("plan", "facts", "sizes", [20, 100_000])),
     "weights that nobody signed": ("document", put("plan", "facts", "weights", [0.9, 0.1])),
@@ -233,7 +241,9 @@ def test_a_known_site_with_another_key_is_not_believed(idle, tmp_path):
     check(forced(idle, tree, {"north": idle.keys["north"], "south": other}), "peers")
 
 
-@pytest.mark.parametrize("which", ["missing", "another plan", "another key", "no list", "another purpose", "of nobody"])
+@pytest.mark.parametrize(
+    "which", ["missing", "another plan", "another key", "no list", "another purpose", "of nobody", "of several"]
+)
 def test_approvals_are_everybodys_for_this_plan(idle, which, tmp_path):
     document, other = idle.document(), idle.document()
     approvals = idle.approve(document)
@@ -244,6 +254,7 @@ def test_approvals_are_everybodys_for_this_plan(idle, which, tmp_path):
         "no list": {"south": approvals[1]},
         "another purpose": [approvals[0], idle.keys["south"].signed("facts", approvals[1]["body"])],
         "of nobody": None,
+        "of several": [approvals[0], idle.keys["south"].signed("approval", approvals[1]["body"] | {"site": ["south"]})],
     }
     check(idle.open("north", document, forged[which]), "not-signed")
 

@@ -24,6 +24,7 @@ from silodp.deploy.shuffling import Outbox, create_box, public_of
 from silodp.deploy.signing import SERVER_KEY
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
+from silodp.plan.plan import Plan
 from tests.guards import MIXER, X0, Federation, config_of
 
 SHUFFLED_CONFIG = {
@@ -293,6 +294,17 @@ def test_a_shuffler_imports_nothing_that_a_plan_names(idle, monkeypatch):
     with pytest.raises(Denied) as told:
         approval.screen(idle.folders[MIXER], Document(tree))
     assert told.value.code == "outside" and "this" not in sys.modules
+
+
+def test_a_site_is_charged_with_the_level_that_its_messages_have(idle):
+    """One level serves all silos. A plan that told a site of less would have its ledger charge less than is sent."""
+    tree = shuffled_tree(idle, {"facts": idle.shuffler, "server_key": public_of(idle.box)})
+    (noise,) = tree["plan"]["stages"][0]["multipliers"].values()
+    noise[1] *= 10
+    with pytest.raises(Refused, match="more noise than its config needs"):
+        assert Document(tree).plan
+    channel: Any = Plan.from_json(tree["plan"]).noised
+    assert 1 / channel.eps0 >= noise[1]
 
 
 def test_a_site_may_limit_what_is_left_if_all_others_collude(idle):

@@ -64,6 +64,7 @@ LIES: dict[str, tuple[str, Callable[[Header], Header]]] = {
     "a ledger that is none": ("plan", lambda header: header | {"ledger": "x"}),
     "a start without an answer": ("start", lambda header: {}),
     "a start with a text": ("start", lambda header: header | {"gradients": "many"}),
+    "a start beyond all numbers": ("start", lambda header: header | {"gradients": 10**400}),
     "a start without end": ("start", lambda header: header | {"gradients": float("inf")}),
     "no answer": ("ask", lambda header: {}),
     "points that it has not signed": ("ask", lambda header: header | {"seen": [*header["seen"][:4], "00" * 64]}),
@@ -96,6 +97,8 @@ def test_the_honest_answers_would_have_been_taken_and_still_are(told, tmp_path):
 SIGNED = {
     "a text as a total": {"total_epsilon": "none"},
     "less than nothing": {"total_epsilon": -1.0},
+    "more than any number": {"epsilon": 10**400},
+    "a total that is more than any number": {"total_epsilon": 10**400, "runs": 2},
     "a list as a model": {"model": []},
     "a ledger without a head": {"ledger": [3]},
     "a date that reaches a terminal": {"date": "\x1b[2J"},
@@ -135,6 +138,27 @@ def test_there_is_one_certificate_of_every_site(told):
     many = {"releases": [line | {"stream": str(i)} for line in south["body"]["releases"] for i in range(501)]}
     with pytest.raises(Refused, match="without --plan at most 500"):
         verified([told.sites.keys["south"].signed("certificate", south["body"] | many)])
+
+
+HEAVY = {
+    "releases without number": {"count": 10**15, "sampling": {"kind": "Poisson", "sampling_rate": 0.1}},
+    "messages without number": {
+        "sampling": {"kind": "Messages", "round": {"kind": "Shuffled", "messages": 10**12, "own": 10**12}},
+    },
+    "messages together without number": {
+        "count": 10**5,
+        "sampling": {"kind": "Messages", "round": {"kind": "Shuffled", "messages": 9, "own": 9, "together": 10**5}},
+    },
+}
+
+
+@pytest.mark.parametrize("lie", HEAVY)
+def test_what_would_take_hours_or_all_memory_to_recount_is_refused(told, lie):
+    """Without a plan, which says how much there is."""
+    body = told.certificates[1]["body"]
+    heavy = {"epsilon": 1e9, "releases": [body["releases"][0] | HEAVY[lie]]}
+    with pytest.raises(Refused, match="without --plan no more"):
+        verified([told.sites.keys["south"].signed("certificate", body | heavy)])
 
 
 def other_lines(body: Header, **change: Any) -> Header:

@@ -136,6 +136,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
     "3e38": (GOOD, {"value": np.full(6, 3e38, np.float32)}),
     "truth values": (GOOD, {"value": NUMBERS > 2}),
     "another stream": ({"kind": "answer", "facts": {"stream": "difference"}}, {"value": NUMBERS}),
+    "records beyond all numbers": ({"kind": "answer", "facts": {"records": 10**400}}, {}),
     "other records": ({"kind": "answer", "facts": {"records": 1e6}}, {"total": NUMBERS.view(np.uint32)}),
     "other parameters": ({"kind": "answer", "facts": {"parameters": 10**12}}, {}),
     "a text for a number": ({"kind": "answer", "facts": {"gradients": "many"}}, {"value": NUMBERS}),

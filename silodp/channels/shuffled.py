@@ -176,7 +176,8 @@ class Shuffled(Channel):
 
     def ready(self, declared: Declared, multipliers: Mapping[str, Array], delta: float) -> Channel:
         fixed = not self.randomizer.traced_level and MESSAGE in multipliers
-        eps0 = 1 / float(np.asarray(multipliers[MESSAGE])[0]) if fixed else None
+        # One level serves all: that of whoever needs most, so that nobody is charged with less than was drawn.
+        eps0 = 1 / float(np.max(np.asarray(multipliers[MESSAGE]))) if fixed else None
         local = tuple(s.name for s in declared.streams[0] if s.local)
         return replace(self, multipliers=dict(multipliers), eps0=eps0, local=local)
 

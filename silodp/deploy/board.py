@@ -16,7 +16,7 @@ import numpy as np
 from silodp.deploy.document import Document
 from silodp.deploy.files import write_whole
 from silodp.deploy.remote import Remote
-from silodp.deploy.wire import plain
+from silodp.deploy.wire import is_number, plain
 from silodp.errors import Refused
 
 STATUS = "status.json"
@@ -90,4 +90,4 @@ class Board:
 def sound(told: Any) -> bool:
     """Whether a site's budget is numbers and nothing else."""
     numbers = isinstance(told, dict) and told.keys() == set(NUMBERS)
-    return numbers and all(type(each) in (int, float) and 0 <= each < float("inf") for each in told.values())
+    return numbers and all(is_number(each) for each in told.values())

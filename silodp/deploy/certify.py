@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from silodp.deploy.shuffling import agreed_terms
 from silodp.deploy.signing import Key, canonical, opened, words
 from silodp.deploy.spending import epsilon_over, is_charged_singly, read, written
-from silodp.deploy.wire import plain
+from silodp.deploy.wire import is_number, plain
 from silodp.digits import rounded_up, several, together
 from silodp.errors import Refused
 from silodp.plan.plan import cost_of
@@ -33,14 +33,16 @@ HASH = re.compile(r"[0-9a-f]{64}")
 NEEDED = 3  # entries of a run beside its answers: approved, begun, closed
 CERTIFICATE, SHUFFLED = "certificate", "shuffled"
 TOTAL = ("total_epsilon", "total_delta", "runs")  # of all runs on these records; a site may keep it for itself
-MOST_LINES = 500  # that are recounted where no plan says how many there are: each takes a part of a second
+# Of what is recounted where no plan says how much there is: a line takes a second or so, larger numbers hours or all of
+# a computer's memory.
+MOST_LINES = 500
+MOST_TOLD = {"count": 10**5, "together": 100, "messages": 10**8}
 MOST_DELTA = 2e-2  # of a site's total: no policy has more
 _text = lambda told: isinstance(told, str)
 _count = lambda told: type(told) is int and told >= 0
-_number = lambda told: type(told) in (int, float) and 0 <= told < math.inf
 _table = lambda told: isinstance(told, dict)
 _head = lambda told: isinstance(told, list) and len(told) == 2 and _count(told[0]) and _text(told[1])
-_delta = lambda told: _number(told) and 0 < told < 1
+_delta = lambda told: is_number(told) and 0 < told < 1
 _or_none = lambda form: lambda told: told is None or form(told)
 
 
@@ -54,11 +56,11 @@ def _date(told: Any) -> bool:
 Form = dict[str, Callable[[Any], bool]]
 SHARED: Form = {"site": _text, "run": _text, "plan": _text, "ledger": _head, "date": _date, "versions": _table}
 TOLD: Form = SHARED | {  # what stands in a certificate; a hostile site signs anything
-    "epsilon": _number, "record_epsilon": _number, "delta": _delta,
+    "epsilon": is_number, "record_epsilon": is_number, "delta": _delta,
     "records_together": lambda told: _count(told) and told >= 1,
-    "total_epsilon": _or_none(_number), "total_delta": _or_none(_delta), "runs": _or_none(_count),
+    "total_epsilon": _or_none(is_number), "total_delta": _or_none(_delta), "runs": _or_none(_count),
     "releases": lambda told: isinstance(told, list), "sees": _text,
-    "collusion": _or_none(lambda told: _table(told) and all(_number(each) for each in told.values())),
+    "collusion": _or_none(lambda told: _table(told) and all(is_number(each) for each in told.values())),
     "model": _or_none(lambda told: is_hash(told)),
 }  # fmt: skip
 SHUFFLER_TOLD: Form = SHARED | {"batches": _count}
@@ -133,9 +135,21 @@ def verified(certificates: Sequence[Any], document: Document | None = None) -> l
 def check_few(of_sites: Sequence[Any]) -> None:
     """Whoever writes a file of many different releases would keep its reader busy for hours."""
     bodies = [body for each in of_sites if isinstance(each, dict) and isinstance(body := each.get("body"), dict)]
-    lines = sum(len(told) for body in bodies if isinstance(told := body.get("releases"), list))
-    if lines > MOST_LINES:
-        raise Refused(f"certificates: {lines} lines of releases; without --plan at most {MOST_LINES} are recounted")
+    lines = [line for body in bodies if isinstance(told := body.get("releases"), list) for line in told]
+    if len(lines) > MOST_LINES:
+        raise Refused(
+            f"certificates: {len(lines)} lines of releases; without --plan at most {MOST_LINES} are recounted"
+        )
+    numbers = ((name, told) for line in lines for name, told in parts_of(line) if type(told) in (int, float))
+    if any(told > MOST_TOLD.get(name, told) for name, told in numbers):
+        raise Refused(f"certificates: without --plan no more is recounted than {MOST_TOLD}")
+
+
+def parts_of(tree: Any) -> Iterator[tuple[str, Any]]:
+    """All that has a name in a line, at any depth."""
+    for name, part in tree.items() if isinstance(tree, dict) else ():
+        yield name, part
+        yield from parts_of(part)
 
 
 def check_once(told: Sequence[tuple[Mapping[str, Any], str]]) -> None:
@@ -180,7 +194,7 @@ def opened_certificate(statement: Any, document: Document | None) -> tuple[dict[
         total = total_of_run(body) if tells_total(body) else None
     except Refused:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError):
         raise Refused(f"certificate of {site}: its releases are none") from None
     for name, level in levels.items():
         if body[name] < level * (1 - 1e-6):

@@ -23,7 +23,7 @@ from silodp.deploy.links import Answer as Told
 from silodp.deploy.links import Link
 from silodp.deploy.recorded import Recorded
 from silodp.deploy.shuffling import PARCEL
-from silodp.deploy.wire import Late
+from silodp.deploy.wire import Late, is_number
 from silodp.errors import Gone, Refused
 from silodp.plan.plan import Plan
 from silodp.randomness import SERVER, Randomness, SeededRandomness, SystemRandomness, party_key, seeded
@@ -96,7 +96,7 @@ class MessageFederation:
 
     def start(self, x0: Vector) -> None:
         told: list[Any] = [said.get("gradients") for said in self._tell({"kind": "start"}, {"x0": np.asarray(x0)})]
-        if not all(finite(each) for each in told):
+        if not all(is_number(each) for each in told):
             raise Refused("start: a silo's answer is none")
         self.gradients += sum(told)
 
@@ -318,7 +318,7 @@ def checked(told: Told, expected: Mapping[str, Any]) -> Packed:
     for name in facts.keys() & expected.keys():
         if not same(facts[name], expected[name]) and not (name == "stream" and facts[name] in UNNAMED):
             raise Refused(f"its answer says another {name} than the plan")
-    if not all(finite(facts.get(name, 0.0)) for name in ("gradients", "step", "records")):
+    if not all(is_number(facts.get(name, 0.0)) for name in ("gradients", "step", "records")):
         raise Refused("its answer tells numbers that are none")
     for name, array in arrays.items():
         check_array(name, array, expected.get("parameters"))
@@ -332,11 +332,7 @@ def undecided(packed: Mapping[int, Packed]) -> list[int]:
 
 def same(told: Any, planned: Any) -> bool:
     """Numbers of records are told in float32."""
-    return told == planned or (finite(told) and finite(planned) and math.isclose(told, planned, rel_tol=1e-6))
-
-
-def finite(number: Any) -> bool:
-    return type(number) in (int, float) and 0 <= number < math.inf
+    return told == planned or (is_number(told) and is_number(planned) and math.isclose(told, planned, rel_tol=1e-6))
 
 
 def check_array(name: str, array: np.ndarray, size: int | None) -> None:

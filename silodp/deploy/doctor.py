@@ -36,7 +36,7 @@ def _rights(folder: Path) -> Finding:
 
 def _owners(folder: Path) -> Finding:
     """A command that was run as another user leaves files that the guard cannot write."""
-    owner = folder.stat().st_uid
+    owner = owner_of(folder)
     others = [file for file in folder.iterdir() if file.lstat().st_uid != owner]
     told = f": not {', '.join(sorted(file.name for file in others))}; chown them" if others else ""
     return not others, f"{folder}: its files belong to its owner{told}"
@@ -105,7 +105,21 @@ def _units(folder: Path) -> list[Finding]:
         hidden = all(f"-{file}" in line.partition("=")[2].split() for file in secrets_of(folder))
         found.append((hidden, f"{RELAY_FILE}: the relay cannot read records and secrets"))
         found.append((hardened(kit), f"{kit}: allows the relay and nothing else"))
+        found.append(_heard(folder, kit))
     return found
+
+
+def _heard(folder: Path, kit: Path) -> Finding:
+    """Another user's relay is answered only if the operator has named it, and cannot look into the guard's folder."""
+    policy, own, user = operators_file(folder), owner_of(folder), owner_of(kit)
+    outside = not socket_of(folder, policy).resolve().is_relative_to(folder.resolve())
+    return user == own or (user == policy.relay_uid and outside), (
+        f"relay_uid and socket: the relay of user {user}, whose the kit is, reaches the guard"
+    )
+
+
+def owner_of(place: Path) -> int:
+    return place.stat().st_uid
 
 
 def _reaches(folder: Path, unit: str) -> bool:

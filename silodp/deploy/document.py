@@ -13,6 +13,7 @@ from typing import Any
 from silodp.config import Config
 from silodp.deploy.shuffling import Shuffling, agreed_terms
 from silodp.deploy.signing import SITE, Key, canonical, fingerprint_of, opened, words
+from silodp.deploy.wire import is_number
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.objective import parameter_count
@@ -202,8 +203,12 @@ class Document:
         if plan.multipliers.keys() != own.multipliers.keys():
             raise Refused("plan: noise on other streams than its config releases")
         for line, noise in own.multipliers.items():
-            if any(told < right * (1 - 1e-6) for told, right in zip(plan.multipliers[line], noise, strict=True)):
+            pairs = list(zip(plan.multipliers[line], noise, strict=True))
+            if any(told < right * (1 - 1e-6) for told, right in pairs):
                 raise Refused("plan: less noise than its config needs")
+            # A site is charged by its own number; where one level serves all, another one's may be what is drawn.
+            if any(told > right * (1 + 1e-3) for told, right in pairs):
+                raise Refused("plan: more noise than its config needs")
         told, silos = self.tree["epsilon"], range(own.facts.silos)
         right = [own.epsilon(i) for i in silos] if own.private else None
         if self.tree["delta"] != own.config.privacy.delta or not alike(told, right):
@@ -213,7 +218,7 @@ class Document:
 def alike(told: Any, right: Sequence[float] | None) -> bool:
     if told is None or right is None:
         return told is right
-    if not isinstance(told, list) or len(told) != len(right) or any(type(each) not in (int, float) for each in told):
+    if not isinstance(told, list) or len(told) != len(right) or not all(is_number(each) for each in told):
         return False
     return all(abs(each - own) <= 1e-6 * own for each, own in zip(told, right, strict=True))
 
@@ -229,8 +234,9 @@ def check_approvals(document: Document, approvals: Any) -> None:
     signed = {}
     for statement in approvals:
         body, key = opened(APPROVAL, statement)
-        if body == {"site": body.get("site"), "run": document.run, "fingerprint": document.fingerprint}:
-            signed[body["site"]] = key
+        site = str(body.get("site"))
+        if body == {"site": site, "run": document.run, "fingerprint": document.fingerprint}:
+            signed[site] = key
     missing = [site for site, key in document.parties.items() if signed.get(site) != key]
     if missing:
         raise Refused(f"approvals: {', '.join(missing)} has not signed this plan")

@@ -115,8 +115,13 @@ def read_toml(file: Path, kind: type[S], maker: str) -> S:
     """An operator's file; `maker`: the command that writes one."""
     if not file.is_file():
         raise ConfigError(f"{file.parent}: no {file.name}; {maker} writes one")
+    return parsed_toml(file, file.read_text(encoding="utf-8"), kind)
+
+
+def parsed_toml(file: Path, text: str, kind: type[S]) -> S:
+    """What an operator's file says, or is about to say."""
     try:
-        return kind.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        return kind.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except ValidationError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from silodp.deploy.files import folder_alone, private_files, write_whole
 from silodp.deploy.office import KEY
-from silodp.deploy.policy import NAME, SHUFFLER_NAME, read_policy
+from silodp.deploy.policy import NAME, SHUFFLER_NAME, Policy, parsed_toml, read_policy
 from silodp.deploy.signing import SITE, Key, opened, words
 from silodp.deploy.units import COMPOSE_FILE, GUARD_FILE, SHUFFLER_COMMAND, SILO, compose, guard_unit
 from silodp.errors import ConfigError, Refused
@@ -79,6 +79,7 @@ def init_site(
         delta=delta,
         total_delta=2 * delta,
     )
+    parsed_toml(folder / NAME, policy, Policy)  # limits that are none are told of before anything is there
     with private_files():
         key = made_folder(folder, {NAME: policy, "schema.toml": text}, SILO, data)
     return [

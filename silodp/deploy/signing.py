@@ -51,7 +51,15 @@ def words(fingerprint: str) -> str:
 
 
 def read_document(data: bytes) -> dict[str, Any]:
-    """A JSON object from somebody else: no key twice, no NaN, neither large nor deep."""
+    """A JSON object from somebody else."""
+    tree = read_json(data)
+    if not isinstance(tree, dict):
+        raise Refused("document: must be a JSON object")
+    return tree
+
+
+def read_json(data: bytes) -> Any:
+    """From somebody else: no key twice, no NaN, neither large nor deep."""
     if len(data) > LARGEST:
         raise Refused("document: too large")
     try:
@@ -59,8 +67,6 @@ def read_document(data: bytes) -> dict[str, Any]:
         check_depth(tree)
     except (ValueError, RecursionError):
         raise Refused("document: not valid JSON, or a key stands in it twice") from None
-    if not isinstance(tree, dict):
-        raise Refused("document: must be a JSON object")
     return tree
 
 

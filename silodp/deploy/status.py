@@ -15,7 +15,7 @@ from silodp.digits import rounded_down, rounded_up
 from silodp.errors import ConfigError
 
 STATUS = "status.json"  # silodp.deploy.board writes it
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost")
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bar: #2b6cb0; --held: #90b4d8; --bad: #b7410e; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
@@ -133,6 +133,12 @@ def page(folder: Path) -> str:
     )
 
 
+def asked_here(host: str) -> bool:
+    """Whether a browser has asked for this machine by its own name. A stranger's page whose name was made to point here
+    would read ours otherwise."""
+    return host.partition(":")[0] in LOOPBACK
+
+
 def page_server(folder: Path, address: str) -> HTTPServer:
     """On loopback only; it takes no input but the path /."""
     host, _, port = address.rpartition(":")
@@ -145,8 +151,9 @@ def page_server(folder: Path, address: str) -> HTTPServer:
         timeout = 10  # seconds: nobody holds the page up
 
         def do_GET(self) -> None:
-            body = page(folder).encode() if self.path == "/" else b"not found"
-            self.send_response(200 if self.path == "/" else 404)
+            found = self.path == "/" and asked_here(self.headers.get("Host", ""))
+            body = page(folder).encode() if found else b"not found: ask for / of 127.0.0.1 or localhost"
+            self.send_response(200 if found else 404)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
             self.send_header("Content-Length", str(len(body)))

@@ -50,6 +50,11 @@ def plain(text: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(text)[:400])
 
 
+def is_number(told: Any) -> bool:
+    """Whether a peer has told a number >= 0 that a float can hold: JSON's whole numbers have no end."""
+    return type(told) in (int, float) and 0 <= told < 1e300
+
+
 class Late(Gone):
     """A peer did not answer, or did not listen, in time."""
 

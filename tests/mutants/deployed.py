@@ -6,6 +6,18 @@ from tests.mutants.harness import Mutant
 
 DEPLOYED = [
     Mutant(
+        "more-noise-on-paper", "silodp/deploy/document.py",
+        "if any(told > right * (1 + 1e-3) for told, right in pairs):", "if False:",
+        "a plan tells a site of more noise than it gets, and its ledger charges less than was released",
+        "tests/test_deploy_mixer.py::test_a_site_is_charged_with_the_level_that_its_messages_have",
+    ),
+    Mutant(
+        "level-of-the-first-silo", "silodp/channels/shuffled.py",
+        "1 / float(np.max(np.asarray(multipliers[MESSAGE])))", "1 / float(np.asarray(multipliers[MESSAGE])[0])",
+        "a silo randomises its messages by another silo's level than it is charged with",
+        "tests/test_deploy_mixer.py::test_a_site_is_charged_with_the_level_that_its_messages_have",
+    ),
+    Mutant(
         "less-than-nothing-lost", "silodp/privacy/kinds.py",
         'for name in ("loss", "lost"):', "for name in ():",
         "a site signs releases that take something off its delta",
