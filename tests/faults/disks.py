@@ -68,13 +68,18 @@ def files_of(folder: Path) -> Files:
 
 
 def keep(folder: Path, copy: Path) -> None:
-    """What is on the disk now, for `power_cut`."""
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.sock", "*.db-shm"))
+    """What is on the disk now, for `power_cut`: all of it, or nothing where the process is killed meanwhile."""
+    half = copy.with_suffix(".half")
+    for old in (copy, half):
+        shutil.rmtree(old, ignore_errors=True)
+    shutil.copytree(folder, half, ignore=shutil.ignore_patterns("*.sock", "*.db-shm"))
+    half.rename(copy)
 
 
 def power_cut(folder: Path, copy: Path, chosen: random.Random) -> None:
     """Of what was written since the copy, and never synchronised, some sectors are there and some are not."""
+    if not copy.is_dir():
+        return
     for file, now in files_of(folder).items():
         before = copy / file.relative_to(folder)
         old = before.read_bytes() if before.is_file() else None

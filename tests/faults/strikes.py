@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -175,6 +176,7 @@ def failing(network: Network, site: str, data: bytes, name: str) -> bytes:
     order, chosen = network.order(site), network.random
     fault = name.removeprefix("guard: ").removesuffix(", power cut")
     told = {"fault": fault, "place": chosen.randrange(-4096, 16384)}
+    shutil.rmtree(order.with_suffix(".before"), ignore_errors=True)  # of an earlier fault
     order.with_suffix(".partial").write_text(json.dumps(told))
     os.replace(order.with_suffix(".partial"), order)
     answer = None
