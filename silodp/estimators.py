@@ -23,7 +23,7 @@ from silodp.data.types import FederatedData, Note
 from silodp.errors import ConfigError
 from silodp.front import bundle, export, records
 from silodp.front.estimator import SiloEstimator
-from silodp.front.labels import labels_of, names, sorted_classes
+from silodp.front.labels import labels_of, names, sorted_classes, texts_among
 from silodp.front.predictor import margins, probabilities
 from silodp.front.records import Rows
 from silodp.plan import advice
@@ -110,6 +110,8 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         targets = column_or_1d(rows.targets, warn=True)
         if pd.isna(targets).any():
             raise ConfigError("y: some are missing; fill in or drop these records")
+        if len(texts_among(targets)) > 1:
+            raise ConfigError("y: texts beside numbers; give labels of one kind")
         check_classification_targets(targets)
         self.classes_, codes = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
@@ -158,17 +160,23 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy; y may be a column's name, or left out with a schema. Measured on records: no epsilon covers it."""
-        return float(super().score(*self._truth(X, y), sample_weight=sample_weight))
+        rows, truth = self._truth(X, y)
+        if self.schema_ is None and texts_among(truth) != texts_among(self.classes_):  # scikit-learn would quote them
+            raise ConfigError("y: texts where fit had numbers, or the other way round; give labels as fit had them")
+        return float(super().score(rows, truth, sample_weight=sample_weight))
 
     def _original(self, targets: Any) -> Any:
         assert self.schema_ is not None
         return self.schema_.labels(targets)
 
     def _told(self) -> dict[str, Any]:
-        told = super()._told() | {"classes": self.classes_.tolist(), "classes_type": self.classes_.dtype.str}
-        if self.class_weight is not None:  # JSON's keys are texts, labels may be numbers
-            told["options"]["class_weight"] = [[label, weight] for label, weight in self.class_weight.items()]
-        return told
+        return super()._told() | {"classes": self.classes_.tolist(), "classes_type": self.classes_.dtype.str}
+
+    def _asked(self) -> dict[str, Any]:
+        if self.class_weight is None:
+            return super()._asked()
+        # JSON's keys are texts, labels may be numbers
+        return super()._asked() | {"class_weight": [[label, weight] for label, weight in self.class_weight.items()]}
 
     def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
         self.classes_ = labels_of(told["classes"], told["classes_type"])
@@ -239,6 +247,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         self.random_state = random_state
 
     def _silos(self, rows: Rows) -> FederatedData:
+        self._bounds = self._asked_bounds()
         if self.schema_ is not None:
             if self.target_range is not None:
                 raise ConfigError("target_range: the schema has the target's range; leave it out")
@@ -250,11 +259,17 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         note = Note(True, "targets clipped to target_range")
         return records.federated(rows._replace(targets=scaled), (), (records.AS_GIVEN, note))
 
-    def _centre_and_half(self) -> tuple[float, float]:
+    def _asked_bounds(self) -> tuple[float, float]:
         if self.schema_ is not None and self.schema_.target.range is not None:
-            lowest, highest = self.schema_.target.range
-        else:
-            lowest, highest = export.interval_of(self.target_range)
+            return self.schema_.target.range
+        return export.interval_of(self.target_range)
+
+    def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
+        super()._take(told, arrays, text)
+        self._bounds = self._asked_bounds()
+
+    def _centre_and_half(self) -> tuple[float, float]:
+        lowest, highest = self._bounds  # those of the fit, whatever has been set since
         return (lowest + highest) / 2, (highest - lowest) / 2
 
     def predict(self, X: Any) -> Float64[np.ndarray, " n"]:
