@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64, Shaped
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -108,8 +107,6 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
             note = Note(True, f"encoded by the schema {self.schema_.fingerprint[:12]}")
             return records.federated(rows._replace(targets=codes[rows.targets]), names(self.classes_), (note,))
         targets = column_or_1d(rows.targets, warn=True)
-        if pd.isna(targets).any():
-            raise ConfigError("y: some are missing; fill in or drop these records")
         if len(texts_among(targets)) > 1:
             raise ConfigError("y: texts beside numbers; give labels of one kind")
         check_classification_targets(targets)
@@ -141,7 +138,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
             raise ConfigError(
                 f"class_weight: {len(unknown)} of its labels are no classes of the target; leave them out"
             )
-        if not all(isinstance(w, int | float) and 0 < w < math.inf for w in given.values()):
+        if not all(isinstance(w, int | float | np.number) and 0 < w < math.inf for w in given.values()):
             raise ConfigError("class_weight: give positive numbers")
         return [float(given.get(label, 1.0)) for label in known]
 

@@ -442,7 +442,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a label with a line break": (plain(X, THREE, np.array([f"{CELL}\nx", "y"] * 300)), "silo: a control character"),
     "missing numbers as target": (
         lambda: silodp.SiloRegressor(target_range=(0, 1)).fit(X, np.array([None, *X[1:, 0]], object)),
-        "y: some are missing or infinite; fill in or drop these records"),
+        "y: some are missing; fill in or drop these records"),
     "missing labels": (plain(X, np.array([None, *[CELL] * 599], object)), "y: some are missing; fill in or drop"),
     "texts beside numbers as labels": (
         plain(X, np.array([1, CELL, 2] * 200, object)), "y: texts beside numbers; give labels of one kind"),
@@ -486,6 +486,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "two outputs for three classes": (plain(model="logistic"), "'logistic' has two classes, the data 3; use softmax"),
     "a negative seed": (plain(random_state=-1), "run.seed = -1: must be"),
     "no range": (lambda: silodp.SiloRegressor().fit(X, X[:, 0]), "target_range is missing: give the lowest"),
+    "a range too wide": (
+        lambda: silodp.SiloRegressor(target_range=(-1e308, 1e308)).fit(X, X[:, 0]), "target_range: give two finite"),
     "a range upside down": (
         lambda: silodp.SiloRegressor(target_range=(1, 0)).fit(X, X[:, 0]), "target_range: give two finite numbers"),
     "a wrong frame": (lambda: fitted().predict(FRESH.drop(columns="age")), "frame: column 'age' is not there; add it"),

@@ -728,9 +728,10 @@ def test_knots_of_a_narrow_range_far_from_zero_have_names_of_their_own():
 
 
 def test_a_range_too_wide_for_its_width_is_refused():
-    tree = {"target": {"name": "y", "range": [0, 1]}, "columns": {"x": {"kind": "number", "range": [-1e308, 1e308]}}}
-    with pytest.raises(ConfigError, match=r"columns\.x\.range.*: give two numbers, the lowest first"):
-        Schema.read(tree)
+    for ends in ([-1e308, 1e308], [0, 10**400], [10**400, 10**400 + 1]):
+        tree = {"target": {"name": "y", "range": [0, 1]}, "columns": {"x": {"kind": "number", "range": ends}}}
+        with pytest.raises(ConfigError, match=r"columns\.x\.range.*: give two numbers, the lowest first"):
+            Schema.read(tree)
 
 
 def test_a_schema_may_begin_with_a_mark_of_its_encoding(tmp_path):

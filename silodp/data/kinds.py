@@ -7,6 +7,7 @@ one indicator for each value and one for all others. A column with `missing` has
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,8 +55,9 @@ def interval(value: Any) -> Any:
     """Two numbers, the lowest first; "private" is left for the field to judge."""
     if value is None or value == "private":
         return value
-    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(type(x) in (int, float) for x in value)
-    if not numbers or not 0 < value[1] - value[0] < math.inf:  # of finite ends, the width may be infinite too
+    is_number = lambda x: type(x) in (int, float) and abs(x) <= sys.float_info.max
+    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value))
+    if not numbers or not 0 < value[1] - value[0] < math.inf:  # of finite ends, the width may be infinite
         raise ValueError("give two numbers, the lowest first, e.g. [0, 120]")
     return tuple(map(float, value))
 

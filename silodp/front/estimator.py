@@ -31,6 +31,18 @@ if TYPE_CHECKING:
     from silodp.models import Model
 
 
+# Errors of scikit-learn that quote cells, rows or names of columns, by their words, and what is told in their place.
+TEXT = "X or y: holds text where numbers are needed; give schema=, or numbers"
+OTHER = "X: other columns than at fit, not named because the first line looks like a record"
+QUOTING = {
+    "could not convert": TEXT,
+    "bytes/strings": TEXT,
+    "feature names": OTHER,
+    "Expected 2D array": "X: Expected 2D array, a row a record. Reshape your data: X.reshape(1, -1) holds one record",
+    "Complex data not supported": "X or y: Complex data not supported; give real numbers",
+}
+
+
 class SiloEstimator(BaseEstimator):
     """All but what classes and numbers differ in."""
 
@@ -81,6 +93,7 @@ class SiloEstimator(BaseEstimator):
         rows = records.plain_rows(X, y, silo)
         if rows.targets is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        records.check_there(rows.targets)
         features, targets = self._checked(rows.features, rows.targets)
         return Rows(np.asarray(features, np.float32), targets, rows.silos)
 
@@ -90,14 +103,11 @@ class SiloEstimator(BaseEstimator):
             return validate_data(self, X, *y, reset=reset, **numbers)  # pyright: ignore[reportArgumentType]
         except ValueError as error:
             columns = [str(name) for name in getattr(X, "columns", ())]
-            known = set(columns) & set(getattr(self, "feature_names_in_", ()))
-            names = "feature names" in str(error) and (not known or records.looks_like_a_record(columns))
-            if not names and not any(words in str(error) for words in ("could not convert", "bytes/strings")):
+            unknown = not set(columns) & set(getattr(self, "feature_names_in_", ()))
+            said = next((own for theirs, own in QUOTING.items() if theirs in str(error)), None)
+            if said is None or (said is OTHER and not unknown and not records.looks_like_a_record(columns)):
                 raise
-        # scikit-learn quotes the cell
-        if names:
-            raise ConfigError("X: other columns than at fit, not named because the first line looks like a record")
-        raise ConfigError("X or y: holds text where numbers are needed; give schema=, or numbers")
+        raise ConfigError(said)
 
     def _features(self, X: Any) -> Any:
         check_is_fitted(self)

@@ -188,6 +188,12 @@ def column_of(values: Any, rows: int, what: str) -> np.ndarray:
     return found
 
 
+def check_there(targets: Any) -> None:
+    """Before scikit-learn looks at them, which stumbles over pandas' NA."""
+    if pd.isna(np.asarray(targets, dtype=object)).any():
+        raise ConfigError("y: some are missing; fill in or drop these records")
+
+
 def numbers_of(values: Any, what: str) -> Float64[np.ndarray, "..."]:
     try:
         found = np.asarray(values).astype(np.float64)

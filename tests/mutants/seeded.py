@@ -66,6 +66,12 @@ MUTANTS = [
         "tests/test_bundle.py::test_options_that_were_set_after_a_fit_are_not_those_of_the_model",
     ),
     Mutant(
+        "record-quoted", "silodp/front/estimator.py",
+        '"Expected 2D array": "X:', '"Expected 3D array": "X:',
+        "the error about one record in the place of a table shows the record",
+        "tests/test_no_values.py::test_no_error_shows_a_value[a record to predict as a row]",
+    ),
+    Mutant(
         "labels-quoted", "silodp/estimators.py",
         "if self.schema_ is None and texts_among(truth)", "if self.schema_ is not None and texts_among(truth)",
         "the error about labels of another kind shows all of them",
