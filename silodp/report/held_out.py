@@ -64,7 +64,7 @@ def shown(measured: Mapping[str, float]) -> str:
 
 def figure(told: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[Html]:
     metric = next((name for name in DRAWN if name in metrics), None)
-    silos = [silo for silo in told["silos"] if metric in silo and tells(silo, metric)]
+    silos = [silo for silo in told["silos"] if metric and metric in silo and tells(silo, metric)]
     if metric is None or len(silos) < 2:
         return
     values, errors = ([silo[metric][part] for silo in silos] for part in ("value", "error"))

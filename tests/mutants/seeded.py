@@ -69,7 +69,7 @@ MUTANTS = [
         "record-quoted", "silodp/front/estimator.py",
         '"Expected 2D array": "X:', '"Expected 3D array": "X:',
         "the error about one record in the place of a table shows the record",
-        "tests/test_no_values.py::test_no_error_shows_a_value[a record to predict as a row]",
+        "tests/test_no_values.py::test_no_error_shows_a_value",
     ),
     Mutant(
         "labels-quoted", "silodp/estimators.py",
