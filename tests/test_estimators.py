@@ -449,9 +449,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a list of labels with holes": (plain(X, THREE, [float("nan"), *[CELL] * 599]), "silo: some records have none"),
     "a column of numbers twice": (
         plain(pd.concat([NUMBERS, NUMBERS[["p"]]], axis=1)), "columns 'p': each occurs twice; give every column"),
-    "a text record as names to predict": (
-        lambda: on_numbers().predict(pd.DataFrame(X, columns=[CELL, *"abcdefgh"[: X.shape[1] - 1]])),
-        "X: other columns than at fit, not named"),
     "a range of words": (
         lambda: silodp.SiloRegressor(target_range=("a", "b")).fit(X, X[:, 0]), "target_range: give two finite numbers"),
     "text in an array": (plain(np.array([[CELL]] * 600), THREE), "X or y: holds text where numbers are needed"),

@@ -103,9 +103,8 @@ class SiloEstimator(BaseEstimator):
             return validate_data(self, X, *y, reset=reset, **numbers)  # pyright: ignore[reportArgumentType]
         except ValueError as error:
             columns = [str(name) for name in getattr(X, "columns", ())]
-            unknown = not set(columns) & set(getattr(self, "feature_names_in_", ()))
             said = next((own for theirs, own in QUOTING.items() if theirs in str(error)), None)
-            if said is None or (said is OTHER and not unknown and not records.looks_like_a_record(columns)):
+            if said is None or (said is OTHER and not records.looks_like_a_record(columns)):
                 raise
         raise ConfigError(said)
 
