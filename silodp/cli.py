@@ -173,13 +173,13 @@ def sweep(
         keep_own_programs(parsed)
         from silodp.run.parts import sweep_in, sweep_name
         from silodp.run.progress import bars
-        from silodp.run.selection import save_selection, select_privately
-        from silodp.run.sweep import source_name
+        from silodp.run.selection import save_selection
+        from silodp.run.sweep import selected, source_name
 
         if parsed.sweep.private_trials is not None:
             if place is not None:
                 raise ConfigError("--cluster, --workers: a private selection shows nobody its trials; leave them out")
-            chosen = select_privately(parsed, data=data)
+            chosen = selected(parsed, data)
             directory = save_selection(parsed, chosen, source_name(data), out)
             print_selection(chosen, directory.path)
             return

@@ -77,7 +77,8 @@ def fit(
         from rich.console import Console
 
         from silodp.estimators import SiloClassifier, SiloRegressor
-        from silodp.front.estimator import AUTO, fit_with
+        from silodp.front.asked import AUTO
+        from silodp.front.estimator import fit_with
         from silodp.run.progress import bars
 
         console = Console(stderr=True)
@@ -167,11 +168,14 @@ def numbers(frame: pd.DataFrame, names: list[str], source: str) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
+    from silodp.data.frames import refuse_twice
+
+    refuse_twice(Path(source), list(frame.columns))
     lacking = [name for name in names if name not in frame.columns]
     if lacking:
         raise ConfigError(f"{source}: column {', '.join(lacking)} is not there; add it")
     columns = {name: np.asarray(pd.to_numeric(frame[name], errors="coerce"), np.float64) for name in names}
-    wrong = [name for name, column in columns.items() if np.isnan(column).any()]
+    wrong = [name for name, column in columns.items() if not np.isfinite(column).all()]
     if wrong:
         raise ConfigError(f"{source}: column {', '.join(wrong)}: some rows are no numbers; correct them")
     return pd.DataFrame(columns)

@@ -53,7 +53,7 @@ def check(
     try:
         known = Schema.read(schema)
         frames = read_checked(known, files)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         print(error)
         lines = error.lines if isinstance(error, Problems) else (str(error),)
         print(f"{len(lines)} problem{'s' if len(lines) > 1 else ''}")

@@ -33,7 +33,7 @@ class Problems(ConfigError):
     """
 
     def __init__(self, lines: Iterable[str], draft: str = ""):
-        self.lines, self.draft = tuple(lines), draft
+        self.lines, self.draft = tuple(map(plainly, lines)), draft  # a column's name may hold a line break
         super().__init__("\n".join([*self.lines, *([f"add to the schema:\n{draft}"] if draft else [])]))
 
 

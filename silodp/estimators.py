@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64, Shaped
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -23,7 +22,7 @@ from silodp.data.types import FederatedData, Note
 from silodp.errors import ConfigError
 from silodp.front import bundle, export, records
 from silodp.front.estimator import SiloEstimator
-from silodp.front.labels import labels_of, names, sorted_classes
+from silodp.front.labels import labels_of, names, sorted_classes, texts_among
 from silodp.front.predictor import margins, probabilities
 from silodp.front.records import Rows
 from silodp.plan import advice
@@ -108,8 +107,8 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
             note = Note(True, f"encoded by the schema {self.schema_.fingerprint[:12]}")
             return records.federated(rows._replace(targets=codes[rows.targets]), names(self.classes_), (note,))
         targets = column_or_1d(rows.targets, warn=True)
-        if pd.isna(targets).any():
-            raise ConfigError("y: some are missing; fill in or drop these records")
+        if len(texts_among(targets)) > 1:
+            raise ConfigError("y: texts beside numbers; give labels of one kind")
         check_classification_targets(targets)
         self.classes_, codes = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
@@ -139,7 +138,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
             raise ConfigError(
                 f"class_weight: {len(unknown)} of its labels are no classes of the target; leave them out"
             )
-        if not all(isinstance(w, int | float) and 0 < w < math.inf for w in given.values()):
+        if not all(isinstance(w, int | float | np.number) and 0 < w < math.inf for w in given.values()):
             raise ConfigError("class_weight: give positive numbers")
         return [float(given.get(label, 1.0)) for label in known]
 
@@ -158,17 +157,23 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy; y may be a column's name, or left out with a schema. Measured on records: no epsilon covers it."""
-        return float(super().score(*self._truth(X, y), sample_weight=sample_weight))
+        rows, truth = self._truth(X, y)
+        if self.schema_ is None and texts_among(truth) != texts_among(self.classes_):  # scikit-learn would quote them
+            raise ConfigError("y: texts where fit had numbers, or the other way round; give labels as fit had them")
+        return float(super().score(rows, truth, sample_weight=sample_weight))
 
     def _original(self, targets: Any) -> Any:
         assert self.schema_ is not None
         return self.schema_.labels(targets)
 
     def _told(self) -> dict[str, Any]:
-        told = super()._told() | {"classes": self.classes_.tolist(), "classes_type": self.classes_.dtype.str}
-        if self.class_weight is not None:  # JSON's keys are texts, labels may be numbers
-            told["options"]["class_weight"] = [[label, weight] for label, weight in self.class_weight.items()]
-        return told
+        return super()._told() | {"classes": self.classes_.tolist(), "classes_type": self.classes_.dtype.str}
+
+    def _asked(self) -> dict[str, Any]:
+        if self.class_weight is None:
+            return super()._asked()
+        # JSON's keys are texts, labels may be numbers
+        return super()._asked() | {"class_weight": [[label, weight] for label, weight in self.class_weight.items()]}
 
     def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
         self.classes_ = labels_of(told["classes"], told["classes_type"])
@@ -239,6 +244,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         self.random_state = random_state
 
     def _silos(self, rows: Rows) -> FederatedData:
+        self._bounds = self._asked_bounds()
         if self.schema_ is not None:
             if self.target_range is not None:
                 raise ConfigError("target_range: the schema has the target's range; leave it out")
@@ -250,11 +256,17 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         note = Note(True, "targets clipped to target_range")
         return records.federated(rows._replace(targets=scaled), (), (records.AS_GIVEN, note))
 
-    def _centre_and_half(self) -> tuple[float, float]:
+    def _asked_bounds(self) -> tuple[float, float]:
         if self.schema_ is not None and self.schema_.target.range is not None:
-            lowest, highest = self.schema_.target.range
-        else:
-            lowest, highest = export.interval_of(self.target_range)
+            return self.schema_.target.range
+        return export.interval_of(self.target_range)
+
+    def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
+        super()._take(told, arrays, text)
+        self._bounds = self._asked_bounds()
+
+    def _centre_and_half(self) -> tuple[float, float]:
+        lowest, highest = self._bounds  # those of the fit, whatever has been set since
         return (lowest + highest) / 2, (highest - lowest) / 2
 
     def predict(self, X: Any) -> Float64[np.ndarray, " n"]:

@@ -21,6 +21,7 @@ import silodp
 from silodp.errors import ConfigError
 from silodp.front import bundle
 from silodp.plan.identity import fingerprint
+from silodp.report.files import digest_of, story_of
 from silodp.report.html import Html, page
 from silodp.run.prepare import prepare
 from tests.conftest import made_data
@@ -121,8 +122,35 @@ def test_the_fingerprint_is_the_plans_and_tells_no_seed():
 
 
 def rewritten(directory: Path, **changes: object) -> None:
+    """By somebody who knows how a bundle is made."""
     path = directory / "bundle.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    told = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(told | {"digest": digest_of(told)}))
+
+
+def edited(directory: Path, old: str, new: str) -> None:
+    """By hand."""
+    path = directory / "bundle.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("100.0", "120.0"),  # of the range of age: all else fits together
+        ('"scale": 0.5', '"scale": 0.6'),
+        ('"epsilon": 3.0', '"epsilon": 1.0'),
+        ('"missing": 60.0', '"missing": 50.0'),
+        ('"female"', '"Female"'),
+    ],
+)
+def test_an_edit_by_hand_is_noticed_though_it_is_plausible(copied, old, new):
+    edited(copied, old, new)
+    for read in (silodp.load, story_of):
+        with pytest.raises(ConfigError, match=r"bundle\.json: changed since it was saved \(its digest differs\); take"):
+            read(copied)
 
 
 @pytest.mark.parametrize("name", sorted(FILES - {"bundle.json"}))
@@ -193,7 +221,9 @@ def test_an_index_that_is_not_ours_is_told(copied, changes, match):
         silodp.load(copied)
 
 
-@pytest.mark.parametrize("key", ["options", "model", "schema", "features", "inputs", "plan", "certificate", "files"])
+@pytest.mark.parametrize(
+    "key", ["options", "model", "schema", "features", "inputs", "plan", "certificate", "files", "digest"]
+)
 def test_a_key_that_is_missing_is_named(copied, key):
     path = copied / "bundle.json"
     path.write_text(json.dumps({name: part for name, part in json.loads(path.read_text()).items() if name != key}))
@@ -310,3 +340,28 @@ def test_networks_numbers_and_bare_arrays_come_back_too(tmp_path):
     number = silodp.SiloRegressor(epsilon=np.float32(5), target_range=np.array([-3, 3]), random_state=0).fit(X, X[:, 0])
     same = silodp.load(number.save(tmp_path / "number"))
     assert same.predict(X).tobytes() == number.predict(X).tobytes() and same.target_range == [-3, 3]
+    for model in (number, same):  # what is set now is for the next fit
+        before = model.predict(X)
+        assert (model.set_params(target_range=(0, 9)).predict(X) == before).all()
+        assert (silodp.load(model.save(tmp_path / f"set{model is same}")).predict(X) == before).all()
+
+
+def test_options_that_were_set_after_a_fit_are_not_those_of_the_model(tmp_path):
+    """The certificate would say another epsilon than the options, or be missing beside one that was never used."""
+    clf = copy.copy(fitted()).set_params(epsilon=0.1, trust="trusted", class_weight={"ill": 2.0})
+    again = silodp.load(clf.save(tmp_path / "model"))
+    assert (again.epsilon, again.trust, again.class_weight) == (3.0, "untrusted", None)
+    open_ = silodp.SiloClassifier(epsilon=None, random_state=0).fit(X, X[:, 0] > 0).set_params(epsilon=1.0)
+    assert "seed" not in open_.report_ and "One process read the records of all silos. No epsilon" in open_.report_
+    assert silodp.load(open_.save(tmp_path / "open")).epsilon is None
+
+
+def test_a_place_that_cannot_be_written_to_is_told_first(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "model", tmp_path / "file" / "a" / "model"):
+        with pytest.raises(ConfigError, match="file is no directory that you may write to; give another place"):
+            bundle.check_free(place)
+    bundle.check_free(tmp_path / "new" / "model")
+    monkeypatch.setattr(bundle.os, "access", lambda place, mode: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match="is no directory that you may write to; give another place"):
+        bundle.check_free(tmp_path / "new" / "model")

@@ -80,12 +80,19 @@ def test_a_model_of_plain_columns_predicts_files_of_numbers(folder):
     frame.assign(q="Qx7Zebra").to_csv(folder / "texts.csv", index=False)
     code, _, told = called("predict", folder / "plain", folder / "texts.csv")
     assert code == 2 and "column q: some rows are no numbers; correct them" in told and "Zebra" not in told
+    frame.assign(q="inf").to_csv(folder / "infinite.csv", index=False)
+    code, _, told = called("predict", folder / "plain", folder / "infinite.csv")
+    assert code == 2 and "column q: some rows are no numbers; correct them" in told
+    (folder / "twice.csv").write_text("p,q,r,q\n1,2,3,4\n")
+    code, _, told = called("predict", folder / "plain", folder / "twice.csv")
+    assert code == 2 and "twice.csv: column 'q' occurs twice; give every column its own name" in told
 
 
 MISTAKES = {
     "no schema": ({"schema": None}, "--schema is missing: it describes the columns; silodp schema draft"),
     "no place": ({"out": None}, "--out is missing: give a new directory for the model"),
     "a place that is taken": ({"out": "taken"}, "exists and is not an empty directory; give a new one"),
+    "a place below a file": ({"out": "schema.toml/model"}, "schema.toml is no directory that you may write to"),
     "another target": ({"target": "age"}, "--target age: the target of"),
     "no such silo": ({"silo": "ward"}, "column 'ward' is not there; add it"),
     "a column too many": ({"files": ["all.csv"]}, "not in the schema: 'hospital'; add each"),

@@ -26,7 +26,7 @@ import silodp
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.front import records
-from silodp.front.estimator import config_of, seed_of
+from silodp.front.asked import config_of, seed_of
 from silodp.front.predictor import Linear, margins, probabilities, product
 from tests.patients import SCHEMA, SIZES, fitted, raw
 
@@ -399,13 +399,17 @@ def on_numbers() -> silodp.SiloClassifier:
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a schema that is not there": (fit(schema="none.toml"), "schema 'none.toml': no such file"),
+    "a schema that is its text": (
+        fit(schema=silodp.Schema.read(SCHEMA).to_toml() * 99), "schema: a text of several lines; give the path"),
+    "images in the place of the step": (
+        lambda: silodp.ImageFeatures(np.array([CELL])).fit(X), "ImageFeatures: step: a ndarray: give one of hog"),  # type: ignore
     "a schema that is a frame": (fit(schema=ROWS), "schema: a DataFrame; give the path of a TOML file, or a dict"),
     "another target": (fit(y="sex"), "y = 'sex': the schema's target is 'outcome'; give this one"),
     "a number as target": (fit(schema=REGRESSION), "target 'outcome' has a range; use SiloRegressor"),
     "classes as target": (
         lambda: silodp.SiloRegressor().fit(ROWS, schema=SCHEMA, silo="hospital"), "has classes; use SiloClassifier"),
     "nothing left to train on": (fit(held_out=1.0), "evaluate.held_out = 1.0: must be a finite number"),
-    "held out in words": (fit(held_out="some"), "evaluate.held_out = 'some': must be a valid number"),
+    "held out in words": (fit(held_out="some"), "held_out = 'some': must be a number, and is a text"),
     "too much held out": (fit(held_out=0.999), "evaluate.held_out = 0.999: too much of a silo of"),
     "the silo among the columns": (
         fit(schema=changed(hospital={"kind": "ignore"})), "columns.hospital: it is the silo; leave it out"),
@@ -438,8 +442,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a label with a line break": (plain(X, THREE, np.array([f"{CELL}\nx", "y"] * 300)), "silo: a control character"),
     "missing numbers as target": (
         lambda: silodp.SiloRegressor(target_range=(0, 1)).fit(X, np.array([None, *X[1:, 0]], object)),
-        "y: some are missing or infinite; fill in or drop these records"),
+        "y: some are missing; fill in or drop these records"),
     "missing labels": (plain(X, np.array([None, *[CELL] * 599], object)), "y: some are missing; fill in or drop"),
+    "texts beside numbers as labels": (
+        plain(X, np.array([1, CELL, 2] * 200, object)), "y: texts beside numbers; give labels of one kind"),
+    "a list of labels with holes": (plain(X, THREE, [float("nan"), *[CELL] * 599]), "silo: some records have none"),
+    "a column of numbers twice": (
+        plain(pd.concat([NUMBERS, NUMBERS[["p"]]], axis=1)), "columns 'p': each occurs twice; give every column"),
     "a range of words": (
         lambda: silodp.SiloRegressor(target_range=("a", "b")).fit(X, X[:, 0]), "target_range: give two finite numbers"),
     "text in an array": (plain(np.array([[CELL]] * 600), THREE), "X or y: holds text where numbers are needed"),
@@ -459,7 +468,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "one class": (plain(X, [CELL] * 600), "y: one class only; give records of two or more classes"),
     "a negative epsilon": (plain(epsilon=-1.0), "privacy.epsilon = -1.0: must be"),
     "an epsilon that no noise is left of": (plain(epsilon=1e9), "privacy.epsilon = 1e+09: its noise, less than 0.001"),
-    "an epsilon in words": (plain(epsilon="small"), "privacy.epsilon = 'small': must be"),
+    "an epsilon in quotes": (plain(epsilon="1"), "epsilon = '1': must be a number, and is a text"),
+    "a delta by a rule": (plain(delta="1/n^2"), "delta = '1/n^2': must be a number, and is a text"),
+    "a part in quotes": (plain(held_out="0.2"), "held_out = '0.2': must be a number, and is a text"),
+    "no trust": (plain(trust=None), "trust = None: give the name of a trust model, e.g. 'untrusted'"),
     "a large delta": (plain(delta=1.5), "privacy.delta = 1.5: must be"),
     "an unknown trust": (plain(trust="blind"), "privacy.trust = 'blind': unknown"),
     "a network by auto for shuffled messages": (
@@ -471,6 +483,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "two outputs for three classes": (plain(model="logistic"), "'logistic' has two classes, the data 3; use softmax"),
     "a negative seed": (plain(random_state=-1), "run.seed = -1: must be"),
     "no range": (lambda: silodp.SiloRegressor().fit(X, X[:, 0]), "target_range is missing: give the lowest"),
+    "a range too wide": (
+        lambda: silodp.SiloRegressor(target_range=(-1e308, 1e308)).fit(X, X[:, 0]), "target_range: give two finite"),
     "a range upside down": (
         lambda: silodp.SiloRegressor(target_range=(1, 0)).fit(X, X[:, 0]), "target_range: give two finite numbers"),
     "a wrong frame": (lambda: fitted().predict(FRESH.drop(columns="age")), "frame: column 'age' is not there; add it"),
@@ -490,6 +504,16 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_a_cell(case):
     assert len(text.split("\nadd to the schema")[0].splitlines()) == 1
     assert CELL.casefold() not in "".join(traceback.format_exception(caught.value)).casefold()
     assert CELL not in str(caught.value.__context__)  # which `from None` hides, and keeps
+
+
+def test_no_score_quotes_a_label():
+    """scikit-learn does, where texts meet numbers."""
+    clf = silodp.SiloClassifier(epsilon=5.0, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
+    for labels in ([CELL] * 600, np.array([CELL, 1, 0] * 200, object)):
+        with pytest.raises(ValueError, match="y: texts where fit had numbers, or the other way round; give") as caught:
+            clf.score(X, labels)
+        assert CELL not in "".join(traceback.format_exception(caught.value))
+    assert clf.score(X, pd.Series(X[:, 0] > 0, dtype=object).astype(int)) > 0.9
 
 
 def test_there_are_enough_mistakes():

@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 import silodp
 from silodp.cli import app
 from silodp.data import FederatedData, SiloData
+from silodp.front.report import figures
 from silodp.report import files
 from silodp.report.chart import Chart, Line, drawn
 from silodp.report.found import share_error
+from silodp.report.held_out import held_out_section
 from silodp.report.html import Html, page, table, tag
 from silodp.report.story import Story, told
 from silodp.report.swept import swept_page
@@ -144,7 +146,8 @@ def test_a_runs_report_says_what_the_run_is(private):
     assert all(digest in read.text for _, digest in files.hashes_of(private))
     for what in ("majority class", "linear model without privacy", "± ", "date (UTC)", "jaxlib"):
         assert what in read.text
-    assert len(read.named("svg")) == 6  # trade-off, held-out records, objective, gradient, test loss, accuracy
+    # trade-off, objective, gradient, test loss, accuracy; held-out records are too few for one
+    assert len(read.named("svg")) == 5
     assert "Nobody has signed this page." in read.text
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings[0] == "In plain words" and headings.index("What is NOT covered") < headings.index("How it was made")
@@ -155,12 +158,34 @@ def test_figures_of_held_out_records_are_those_that_were_released(private):
     told = json.loads((private / "summary.json").read_text())["held_out"]
     (found,) = re.findall(r"<section><h2>How good the model is</h2>.*?</section>", text)
     assert f"Measured on {told['records']} records that were not trained on. Each number has noise" in found
-    for silo in (told, *told["silos"]):
-        accuracy = silo["accuracy"]
-        assert f">{accuracy['value']:.3f} ± {1.959964 * accuracy['error']:.2g}</td>" in found
-    assert found.count("<circle") == len(told["silos"]) and "majority class" in found
+    rows = re.findall(r"<tr>.*?</tr>", found)[1:]
+    assert len(rows) == 4 and all("too few records to tell" in row and "±" not in row for row in rows)  # 10 to 18
+    exact = [part | {"accuracy": part["accuracy"] | {"error": 0.01}} for part in (told, *told["silos"])]
+    known = exact[0] | {"silos": exact[1:]}
+    shown = held_out_section(known, json.loads((private / "certificate.json").read_text()))
+    for part in exact:
+        assert f">{part['accuracy']['value']:.3f} ± 0.02</td>" in shown
+    assert shown.count("<circle") == len(told["silos"]) and "majority class" in shown
     without = told_of_open(told)
     assert "no epsilon covers these numbers" in without and "may be shown to anybody" not in without
+
+
+def test_a_silo_that_is_too_small_is_not_given_a_figure():
+    """Half of a 95 % interval above 0.5 tells nothing; an area under the curve looks better than it is known."""
+    figure = lambda value, error: {"value": value, "error": error}
+    large = {"accuracy": figure(0.9, 0.01), "log_loss": figure(0.3, 0.02), "auc": figure(0.95, 0.02)}
+    small = {"accuracy": figure(0.0, 0.26), "log_loss": figure(4.0, 4.6), "auc": figure(0.47, 0.1)}
+    middle = small | {"accuracy": figure(0.8, 0.2)}
+    silos = [{"silo": name, "records": 9} | own for name, own in (("a", large), ("b", small), ("c", middle))]
+    told = {"records": 27} | large | {"silos": silos}
+    assert figures(told, private=True)[1:] == [
+        "  all  accuracy 0.900 +- 0.010  log_loss 0.300 +- 0.020  auc 0.950 +- 0.020",
+        "  a    accuracy 0.900 +- 0.010  log_loss 0.300 +- 0.020  auc 0.950 +- 0.020",
+        "  b    too few records to tell",
+        "  c    accuracy 0.800 +- 0.200  auc 0.470 +- 0.100",
+    ]
+    text = held_out_section(told, None)
+    assert text.count("too few records to tell") == 3 + 1 and text.count("<circle") == 2 and "± 9" not in text
 
 
 def told_of_open(held_out: dict) -> str:
@@ -323,7 +348,7 @@ def test_compare_puts_runs_side_by_side(private, open_, tmp_path):
         ("summary.json", "{}", "KeyError('algorithm')"),
         ("summary.json", "[]", "the run or model is damaged"),
         ("history.jsonl", "{}\nx\n", "history.jsonl: not valid JSON"),
-        ("bundle.json", "{}", "KeyError('certificate')"),
+        ("bundle.json", "{}", "KeyError('digest')"),
     ],
 )
 def test_a_damaged_directory_is_one_clear_line(private, tmp_path, file, text, words):

@@ -717,3 +717,33 @@ def test_a_truth_value_is_no_number_whatever_comes_before_it():
         read = read_cells(pd.Series(cells, dtype=object), number)
         assert [type(cell) for cell, wrong in zip(cells, read.wrong, strict=True) if wrong] == [bool]
         assert read.missing.tolist() == [False] * 3 + [True]
+
+
+def test_knots_of_a_narrow_range_far_from_zero_have_names_of_their_own():
+    """`auto` chooses knots by itself: a schema that is fine must not be refused for them."""
+    number = {"kind": "number", "range": [1e6, 1e6 + 1]}
+    tree = {"target": {"name": "y", "range": [0, 1]}, "columns": {"x": number}}
+    names = Schema.read(tree).in_pieces(7).feature_names
+    assert len(set(names)) == 8 and names[4] == "x near 1000000.5"
+
+
+def test_a_range_too_wide_for_its_width_is_refused():
+    for ends in ([-1e308, 1e308], [0, 10**400], [10**400, 10**400 + 1]):
+        tree = {"target": {"name": "y", "range": [0, 1]}, "columns": {"x": {"kind": "number", "range": ends}}}
+        with pytest.raises(ConfigError, match=r"columns\.x\.range.*: give two numbers, the lowest first"):
+            Schema.read(tree)
+
+
+def test_a_schema_may_begin_with_a_mark_of_its_encoding(tmp_path):
+    tree = {"target": {"name": "y", "range": [0, 1]}, "columns": {"x": {"kind": "number", "range": [0, 1]}}}
+    (tmp_path / "schema.toml").write_text(Schema.read(tree).to_toml(), encoding="utf-8-sig")
+    assert Schema.read(tmp_path / "schema.toml") == Schema.read(tree)
+
+
+def test_a_name_with_a_line_break_makes_no_second_line():
+    """Spreadsheets write such headers."""
+    tree = {"target": {"name": "y", "range": [0, 1]}, "columns": {"age\nin years": {"kind": "number", "range": [0, 1]}}}
+    with pytest.raises(Problems) as caught:
+        Schema.read(tree).encode(pd.DataFrame({"age\nin years": ["old"], "y": [1], "b\nc": [1]}))
+    assert len(caught.value.lines) == 2 and not any("\n" in line for line in caught.value.lines)
+    assert Schema.read(tomllib.loads(Schema.read(tree).to_toml())) == Schema.read(tree)

@@ -226,7 +226,7 @@ def refuse_same_file(paths: Sequence[Path | str]) -> None:
 def names_of(paths: Sequence[Path]) -> list[str]:
     """Of different files: as much of the end of their paths as tells them apart, without endings where these do not."""
     whole = [Path(os.path.abspath(path)) for path in paths]
-    short = [path.with_name(path.name.split(".")[0]) for path in whole]
+    short = [path.with_name(path.name.split(".")[0] or path.name) for path in whole]
     files = short if len(set(short)) == len(short) else whole
     for parts in range(1, max(len(path.parts) for path in files)):
         names = ["/".join(path.parts[1:][-parts:]) for path in files]

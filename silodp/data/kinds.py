@@ -7,6 +7,7 @@ one indicator for each value and one for all others. A column with `missing` has
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,8 +55,9 @@ def interval(value: Any) -> Any:
     """Two numbers, the lowest first; "private" is left for the field to judge."""
     if value is None or value == "private":
         return value
-    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(type(x) in (int, float) for x in value)
-    if not numbers or not -math.inf < value[0] < value[1] < math.inf:
+    is_number = lambda x: type(x) in (int, float) and abs(x) <= sys.float_info.max
+    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value))
+    if not numbers or not 0 < value[1] - value[0] < math.inf:  # of finite ends, the width may be infinite
         raise ValueError("give two numbers, the lowest first, e.g. [0, 120]")
     return tuple(map(float, value))
 
@@ -162,8 +164,8 @@ class Number(Column):
 
     def names(self, column: str) -> list[str]:
         chosen = self.constants()
-        places = [] if chosen is None else self.knots() * chosen.scale + chosen.centre
-        return [column, *(f"{column} near {place:.6g}" for place in places)]
+        places = [] if chosen is None else (self.knots() * chosen.scale + chosen.centre).tolist()
+        return [column, *(f"{column} near {place}" for place in told_apart(places))]
 
     def constants(self) -> Constants | None:
         """None for a private range."""
@@ -186,6 +188,13 @@ class Number(Column):
     def allowed(self) -> str:
         unit = f" ({self.unit})" if self.unit else ""
         return f"a number{unit}, with a decimal point, without thousands separators and without its unit"
+
+
+def told_apart(places: list[float]) -> list[str]:
+    """Numbers with six digits, or as many as tell them apart."""
+    different = lambda digits: len({f"{place:.{digits}g}" for place in places}) == len(places)
+    digits = next(filter(different, range(6, 17)), 17)
+    return [f"{place:.{digits}g}" for place in places]
 
 
 def within(value: float, bounds: tuple[float, float], told: str) -> None:

@@ -151,11 +151,11 @@ def _pool(
     if isinstance(source, str) and source in DATASETS:
         task = task or DATASETS[source].task
         train, held_out = load_dataset(source)
-        tables, grouped = [train], False
+        tables, names = [train], []
     elif isinstance(source, str) and not Path(source).suffix and not Path(source).exists():
         raise ValueError(f"data source '{source}': no such file or folder, and no dataset: {', '.join(DATASETS)}")
     else:
-        (tables, grouped), held_out = read_tables(source, columns), None
+        (tables, names), held_out = read_tables(source, columns), None
     if isinstance(test, float | int):
         tables, held_out = tables + ([held_out] if held_out is not None else []), None
     elif test is not None:
@@ -165,31 +165,32 @@ def _pool(
     task, labels, notes = _targets(tables, task, classes, public)
     tables = [_encode(table, labels, public) for table in tables]
     held_out = None if held_out is None else _encode(held_out, labels, public)
-    return _Pool(_concatenate(tables, grouped), held_out, task, notes)
+    return _Pool(_concatenate(tables, names), held_out, task, notes)
 
 
 def _aligned(tables: list[Table], test: Table | None) -> list:
     return align_tables([*tables, test]) if test is not None else [*align_tables(tables), None]
 
 
-def _concatenate(tables: list[Table], grouped: bool) -> Table:
+def _concatenate(tables: list[Table], names: list[str]) -> Table:
+    """`names`: of the silos, where each table is one."""
     first = tables[0]
-    if len(tables) == 1 and not grouped:
+    if len(tables) == 1 and not names:
         return first
-    if grouped and any(t.groups is not None for t in tables):
+    if names and any(t.groups is not None for t in tables):
         raise ValueError("silo_column: there is one table per silo already; leave it out")
     whole = replace(
         first,
         features=np.concatenate([t.features for t in tables]),
         targets=np.concatenate([t.targets for t in tables]),
     )
-    if not grouped:
+    if not names:
         return whole
     return replace(
         whole,
         source=f"{len(tables)} tables",
         groups=np.repeat(np.arange(len(tables)), [len(t) for t in tables]),
-        silo_names=tuple(t.source for t in tables),
+        silo_names=tuple(names),
     )
 
 

@@ -149,6 +149,8 @@ class Schema(Part):
             return source
         if not isinstance(source, Mapping | Path | str):
             raise ConfigError(f"schema: a {type(source).__name__}; give the path of a TOML file, or a dict")
+        if isinstance(source, str) and "\n" in source:
+            raise ConfigError("schema: a text of several lines; give the path of a TOML file, or a dict")
         tree = source if isinstance(source, Mapping) else _toml(Path(source))
         where = "schema" if isinstance(source, Mapping) else str(source)
         try:
@@ -338,6 +340,6 @@ def _toml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"schema {str(path)!r}: no such file; give the path of a TOML file")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors may begin a file with a mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None

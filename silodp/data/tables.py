@@ -22,6 +22,7 @@ from silodp.data.frames import (
     header,
     looks_like_a_record,
     most,
+    names_of,
     parsed,
     read_parquet,
     reason,
@@ -51,12 +52,12 @@ class Columns:
     ignored: str | None = None
 
 
-def read_tables(source: Source, columns: Columns) -> tuple[list[Table], bool]:
-    """The tables of `source`, with common columns, and whether each one is a silo."""
+def read_tables(source: Source, columns: Columns) -> tuple[list[Table], list[str]]:
+    """The tables of `source`, with common columns, and their names where each one is a silo."""
     if isinstance(source, str | Path) and _is_many(str(source)):
         source = list(_paths(str(source)))
     if not isinstance(source, Mapping | list):
-        return [read_one(source, columns)], False  # pyright: ignore[reportArgumentType]
+        return [read_one(source, columns)], []  # pyright: ignore[reportArgumentType]
     each = source.values() if isinstance(source, Mapping) else source
     refuse_same_file([one for one in each if isinstance(one, str | Path)])
     if isinstance(source, Mapping):
@@ -65,7 +66,16 @@ def read_tables(source: Source, columns: Columns) -> tuple[list[Table], bool]:
         tables = [read_one(one, columns, f"silo {i}") for i, one in enumerate(source)]
     if not tables:
         raise ValueError("data source: an empty list; give one file or table per silo")
-    return align_tables(tables), True
+    return align_tables(tables), silo_names(source, tables)
+
+
+def silo_names(source: Sequence[Single] | Mapping[str, Single], tables: Sequence[Table]) -> list[str]:
+    """As they were given; of files what tells them apart, not where they lie."""
+    if isinstance(source, Mapping):
+        return list(source)
+    files = [Path(one) for one in source if isinstance(one, str | Path)]
+    short = iter(names_of(files) if files else ())
+    return [next(short) if isinstance(one, str | Path) else t.source for one, t in zip(source, tables, strict=True)]
 
 
 def read_one(source: Single, columns: Columns, name: str | None = None) -> Table:

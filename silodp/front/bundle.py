@@ -1,7 +1,7 @@
 """A trained estimator as a directory, without pickle.
 
 model.safetensors  parameters, and the whitening map where there is one
-bundle.json        schema, classes, model, certificate, versions, SHA-256 of the other files, number of the format
+bundle.json        schema, classes, model, certificate, versions, SHA-256 of the other files and of itself, the format
 certificate.txt    the privacy statement
 report.txt         the same in plain words
 report.html        the same as a page
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,11 +25,11 @@ from safetensors.numpy import load
 
 from silodp.errors import ConfigError, one_line
 from silodp.front.fitting import as_file
-from silodp.front.index import MODEL, REMEDY, Index, checked
+from silodp.front.index import MODEL, Index, checked
 from silodp.front.predictor import check_arrays
 from silodp.parse import shown
 from silodp.report.files import NAME as PAGE
-from silodp.report.files import story_of_bundle
+from silodp.report.files import REMEDY, check_digest, digest_of, story_of_bundle
 from silodp.report.story import told as told_as_page
 from silodp.run.directory import versions
 
@@ -53,7 +54,7 @@ def write(directory: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndar
     }
     page = told_as_page(story_of_bundle(json.loads(as_json(index)))).encode()  # first: it may refuse
     files[PAGE], index["files"][PAGE] = page, hashlib.sha256(page).hexdigest()
-    text = as_json(index)
+    text = as_json(index | {"digest": digest_of(json.loads(as_json(index)))})
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (directory / name).write_bytes(content)
@@ -76,6 +77,9 @@ def plain(part: Any) -> Any:
 def check_free(directory: Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{str(directory)!r}: exists and is not an empty directory; give a new one")
+    nearest = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{str(directory)!r}: {nearest} is no directory that you may write to; give another place")
 
 
 def certificate_text(certificate: Mapping[str, Any] | None) -> str:
@@ -116,9 +120,10 @@ def index_of(directory: Path, estimators: Mapping[str, Any]) -> tuple[dict[str, 
         check_format(told)
         ordered, index = checked(told, estimators)
         check_files(index)
+        check_digest(told)  # after what can be told by its key
         return ordered, index
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {one_line(error)}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"{path}: not valid JSON, or nested too deeply; {REMEDY}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,17 +12,16 @@ from jaxtyping import Float64
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from silodp import registry
-from silodp.config import AlgorithmConfig, Config, ModelConfig
+from silodp.config import AlgorithmConfig, ModelConfig
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData
 from silodp.errors import ConfigError
 from silodp.front import bundle, export, onnx_out, records
+from silodp.front.asked import check_options, config_of, knots_for
 from silodp.front.fitting import fitted
 from silodp.front.predictor import predictor_of
 from silodp.front.records import Rows, SchemaLike
 from silodp.front.report import report
-from silodp.parse import parse_config
 from silodp.plan import advice
 from silodp.report.notebook import Certificate, of_story
 from silodp.report.story import Story
@@ -32,9 +30,17 @@ from silodp.run.progress import Progress, silent
 if TYPE_CHECKING:
     from silodp.models import Model
 
-LARGEST_SEED = 2**31 - 1
-# By default a tenth of the records is held out, where there are enough for a private look that says something.
-AUTO, TENTH, LARGEST_ERROR, FEWEST = "auto", 0.1, 0.02, 20
+
+# Errors of scikit-learn that quote cells, rows or names of columns, by their words, and what is told in their place.
+TEXT = "X or y: holds text where numbers are needed; give schema=, or numbers"
+OTHER = "X: other columns than at fit, not named because the first line looks like a record"
+QUOTING = {
+    "could not convert": TEXT,
+    "bytes/strings": TEXT,
+    "feature names": OTHER,
+    "Expected 2D array": "X: Expected 2D array, a row a record. Reshape your data: X.reshape(1, -1) holds one record",
+    "Complex data not supported": "X or y: Complex data not supported; give real numbers",
+}
 
 
 class SiloEstimator(BaseEstimator):
@@ -87,6 +93,7 @@ class SiloEstimator(BaseEstimator):
         rows = records.plain_rows(X, y, silo)
         if rows.targets is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        records.check_there(rows.targets)
         features, targets = self._checked(rows.features, rows.targets)
         return Rows(np.asarray(features, np.float32), targets, rows.silos)
 
@@ -96,13 +103,10 @@ class SiloEstimator(BaseEstimator):
             return validate_data(self, X, *y, reset=reset, **numbers)  # pyright: ignore[reportArgumentType]
         except ValueError as error:
             columns = [str(name) for name in getattr(X, "columns", ())]
-            names = "feature names" in str(error) and records.looks_like_a_record(columns)
-            if not names and not any(words in str(error) for words in ("could not convert", "bytes/strings")):
+            said = next((own for theirs, own in QUOTING.items() if theirs in str(error)), None)
+            if said is None or (said is OTHER and not records.looks_like_a_record(columns)):
                 raise
-        # scikit-learn quotes the cell
-        if names:
-            raise ConfigError("X: other columns than at fit, not named because the first line looks like a record")
-        raise ConfigError("X or y: holds text where numbers are needed; give schema=, or numbers")
+        raise ConfigError(said)
 
     def _features(self, X: Any) -> Any:
         check_is_fitted(self)
@@ -138,12 +142,10 @@ class SiloEstimator(BaseEstimator):
         """All of the estimator that a bundle keeps, as JSON."""
         if not self._arrays:
             raise ConfigError("model: one of your own cannot be saved; use a kind of the library, e.g. model='mlp'")
-        plain = lambda part: part.model_dump(exclude_unset=True) if hasattr(part, "model_dump") else part
-        options = {name: plain(value) for name, value in self.get_params().items() if name != "random_state"}
         names = getattr(self, "feature_names_in_", None)
         return {
             "estimator": type(self).__name__,
-            "options": options,
+            "options": self._options,
             "model": self._section,
             "schema": None if self.schema_ is None else self.schema_.to_dict(),
             "features": {"count": int(self.n_features_in_), "names": None if names is None else list(names)},
@@ -152,6 +154,11 @@ class SiloEstimator(BaseEstimator):
             "certificate": self.certificate_,
             "held_out": self.held_out_,
         }
+
+    def _asked(self) -> dict[str, Any]:
+        """The options of a fit, as JSON; they can be set to others afterwards, which say nothing about this model."""
+        plain = lambda part: part.model_dump(exclude_unset=True) if hasattr(part, "model_dump") else part
+        return {name: plain(value) for name, value in self.get_params().items() if name != "random_state"}
 
     def _take(self, told: Mapping[str, Any], arrays: dict[str, np.ndarray], text: str) -> None:
         """What a bundle kept; the reverse of `_told`."""
@@ -163,6 +170,7 @@ class SiloEstimator(BaseEstimator):
         self.report_, self.plan_fingerprint_ = text, told["plan"]
         self.held_out_ = told.get("held_out")
         self._section, self._inputs, self._arrays = told["model"], told["inputs"], arrays
+        self._options = told["options"]
         self._predictor = predictor_of(self._section, arrays, self._inputs, self._outputs)
 
     @property
@@ -225,6 +233,7 @@ def fit_with(
 ) -> Any:
     """`estimator.fit`, showing how far it is."""
     vars(estimator).pop("_predictor", None)  # a fit that fails leaves nothing to predict with
+    check_options(estimator)
     known = None if schema is None else records.schema_for(schema, y, silo, estimator._task)
     data, delta = described(estimator, known, X, y, silo, sample_weight)
     config, own = config_of(estimator, data, delta)
@@ -239,7 +248,7 @@ def fit_with(
         estimator.schema_ = known.closed(dict(zip(known.private, done.ranges, strict=True)))
     estimator._arrays, estimator._predictor, estimator._section = done.arrays, done.predictor, done.section
     estimator._inputs, estimator.plan_fingerprint_ = data.input_shape[0], done.fingerprint
-    estimator.history_ = done.history
+    estimator.history_, estimator._options = done.history, estimator._asked()
     estimator.certificate_ = None if done.certificate is None else Certificate(done.certificate)
     title = (
         f"{type(estimator).__name__}: {config.model.kind if own is None else own.name} model by {done.algorithm}, "
@@ -265,91 +274,3 @@ def described(
         estimator.n_features_in_ = len(known.used)
     data = estimator._silos(rows)
     return data, advice.default_delta(sum(data.sizes)) if estimator.delta is None else estimator.delta
-
-
-def knots_for(estimator: Any, config: Config, data: FederatedData) -> int:
-    """Of the broken lines that numbers become where all is left to `auto` and it says that they pay; 0: none."""
-    from silodp.plan.make import knots_that_pay
-    from silodp.plan.objects import facts_of
-
-    schema = estimator.schema_
-    if schema is None or not schema.numbers or estimator.model is not None or config.algorithm.name != registry.AUTO:
-        return 0
-    return knots_that_pay(config, facts_of(data), lambda knots: len(schema.in_pieces(knots).feature_names))
-
-
-def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config, Model | None]:
-    """What the estimator asks for, and the model where it is an object."""
-    from silodp.models import Model
-    from silodp.plan.objects import config_from
-    from silodp.records import has_weight
-    from silodp.weights import weighted
-
-    own, counted = estimator.model if isinstance(estimator.model, Model) else None, estimator._class_weights()
-    kind = default_kind(data) if estimator.model is None else estimator.model
-    if own is not None:
-        own, section = weighted(own, counted, has_weight(data.silos[0].targets)), {}
-    else:
-        section = plain_section(kind, "kind") | ({} if counted is None else {"class_weights": counted})
-    algorithm = {"weights": estimator.weights} | plain_section(estimator.algorithm, "name")
-    config = config_from(
-        algorithm=algorithm, channel=estimator.trust, epsilon=estimator.epsilon, delta=delta, model=section,
-        seed=seed_of(estimator.random_state),
-    )  # fmt: skip
-    stages: dict[str, Any] = {}
-    if algorithm.get("name") == "auto":
-        # Ranges bound what a record can do, and a model of one matrix can be taken elsewhere: nothing is shortened.
-        schema = estimator.schema_
-        scale = {} if schema is None else {"scale": records.public_scale(schema)}
-        target = {} if data.classes else {"target": records.TARGET_DEVIATION}
-        stages["whiten"] = {"shorten": False, **scale, **target}
-    if estimator.schema_ is not None and estimator.schema_.private:
-        stages["scale"] = {"columns": records.private_columns(estimator.schema_)}
-    config = parse_config(config.model_dump(exclude_unset=True) | stages)
-    return with_held_out(config, data, estimator.held_out), own
-
-
-def with_held_out(config: Config, data: FederatedData, share: Any) -> Config:
-    """The config with a part of the records held out for a private look at the model."""
-    from silodp.plan.make import make_plan
-    from silodp.plan.objects import facts_of
-    from silodp.stages.evaluate import STREAM
-
-    if share is None or (isinstance(share, str) and share == AUTO and not config.privacy.private):
-        return config
-    tenth = isinstance(share, str) and share == AUTO
-    asked = parse_config(config.model_dump(exclude_unset=True) | {"evaluate": {"held_out": TENTH if tenth else share}})
-    if not tenth:
-        return asked
-    channel = registry.find("channel", config.privacy.trust)
-    if min(data.sizes) < FEWEST or not channel.gaussian:
-        return config
-    stage = make_plan(asked, facts_of(data)).evaluation
-    assert stage is not None
-    return asked if stage.std_of_average(STREAM) <= LARGEST_ERROR else config
-
-
-def plain_section(given: Any, key: str) -> dict[str, Any]:
-    if isinstance(given, str):
-        return {key: given}
-    if hasattr(given, "model_dump"):
-        return given.model_dump(exclude_unset=True)
-    if not isinstance(given, Mapping):
-        what = {"name": "algorithm", "kind": "model"}[key]
-        raise ConfigError(f"{what}: a {type(given).__name__}; give a name, or a dict of the {what} section")
-    return dict(given)
-
-
-def default_kind(data: FederatedData) -> str:
-    return "linear" if not data.classes else "logistic" if len(data.classes) == 2 else "softmax"
-
-
-def seed_of(random_state: Any) -> int:
-    """A whole number as it is; from the operating system when there is none."""
-    if random_state is None:
-        return secrets.randbelow(LARGEST_SEED)
-    if isinstance(random_state, int | np.integer):
-        return int(random_state)
-    if not isinstance(random_state, np.random.RandomState):
-        raise ConfigError(f"random_state: a {type(random_state).__name__}; give a whole number, a RandomState or None")
-    return int(random_state.randint(LARGEST_SEED))

@@ -72,6 +72,6 @@ def interval_of(given: Any) -> tuple[float, float]:
             "target_range is missing: give the lowest and highest target, known beforehand, or a schema with its range"
         )
     numbers = [float(x) for x in given if isinstance(x, int | float | np.number)] if np.shape(given) == (2,) else []
-    if len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
+    if len(numbers) != 2 or not 0 < numbers[1] - numbers[0] < math.inf:
         raise ConfigError("target_range: give two finite numbers, the lowest first, e.g. (0, 100)")
     return numbers[0], numbers[1]

@@ -12,6 +12,7 @@ from silodp.data.image_steps import STEPS
 from silodp.data.preprocess import apply_steps, parse_steps
 from silodp.data.types import Table
 from silodp.errors import ConfigError
+from silodp.parse import shown
 
 
 class ImageFeatures(TransformerMixin, BaseEstimator):
@@ -59,7 +60,7 @@ class ImageFeatures(TransformerMixin, BaseEstimator):
     def _steps(self) -> Any:
         name = self.step.partition(":")[0] if isinstance(self.step, str) else ""
         if name not in STEPS:
-            raise ConfigError(f"ImageFeatures: step = {self.step!r}: give one of {', '.join(STEPS)}")
+            raise ConfigError(f"ImageFeatures: step{shown(self.step)}: give one of {', '.join(STEPS)}")
         return parse_steps([self.step])
 
     def _images(self, X: Any) -> Float32[np.ndarray, "n ..."]:

@@ -17,9 +17,9 @@ from silodp.data.schema import Schema
 from silodp.errors import ConfigError, one_line
 from silodp.front.labels import labels_of, sorted_classes
 from silodp.parse import key_path
+from silodp.report.files import REMEDY
 
 MODEL = "model.safetensors"
-REMEDY = "take the original, or save the model again"
 DTYPE = r"^[|<>=]?(b1|[iuf][1248]|U\d{1,5}|O8?)$"  # of labels; a longer text would take memory for nothing
 
 OBJECT = "must be an object of JSON"
@@ -77,6 +77,7 @@ class Index(Told):
     classes_type: Annotated[str, Field(pattern=DTYPE)] | None = None
     versions: dict[str, str]
     files: dict[str, str]
+    digest: str
 
     @property
     def outputs(self) -> int:
@@ -93,10 +94,11 @@ def checked(told: Mapping[str, Any], estimators: Mapping[str, Any]) -> tuple[dic
         raise ConfigError(f"estimator {index.estimator!r} is not known; install a later version of silodp")
     for problem in disagreements(index, estimators[index.estimator]):
         raise ConfigError(f"{problem}; {REMEDY}")
+    taken = dict(told) | {"model": index.model.model_dump(mode="json", exclude_unset=True)}  # "3" was read as 3
     if index.columns is None:
-        return dict(told), index
+        return taken, index
     ordered = in_order(index.columns["columns"], index.features.names or [])
-    return dict(told) | {"schema": index.columns | {"columns": ordered}}, index
+    return taken | {"schema": index.columns | {"columns": ordered}}, index
 
 
 def first_of(error: ValidationError) -> str:
@@ -127,7 +129,7 @@ def disagreements(index: Index, kind: Any) -> Iterator[str]:
 def labels_agree(classes: list[Any], kind: str | None) -> bool:
     try:
         return kind is not None and labels_of(classes, kind).tolist() == classes and len(set(classes)) == len(classes)
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, MemoryError):
         return False
 
 
@@ -163,6 +165,6 @@ def wrong_schema(index: Index, task: str) -> Iterator[str]:
 
 def in_order(columns: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     """Columns in the order of the features, because keys of JSON have none; ignored ones keep their places."""
-    following = iter(names)
-    order = [next(following) if name in set(names) else name for name in columns]
+    following, used = iter(names), set(names)
+    order = [next(following) if name in used else name for name in columns]
     return {name: columns[name] for name in order}

@@ -26,3 +26,8 @@ def names(classes: np.ndarray) -> tuple[str, ...]:
 def labels_of(classes: Sequence[Any], kind: str) -> Shaped[np.ndarray, " k"]:
     """The array whose `tolist()` and `dtype.str` these are."""
     return np.array(classes, dtype=object if "O" in kind else kind)
+
+
+def texts_among(labels: Any) -> set[bool]:
+    """Whether there are texts, and whether there is anything else."""
+    return {isinstance(label, str) for label in np.asarray(labels, dtype=object).ravel().tolist()}

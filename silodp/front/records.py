@@ -156,6 +156,9 @@ def check_column(X: Any, name: str, what: str) -> None:
 
 def check_features(frame: pd.DataFrame) -> None:
     """Of raw rows without a schema: only numbers can be used, and nothing that says whose record it is."""
+    twice = [str(name) for name in frame.columns[frame.columns.duplicated()]]
+    if twice:
+        raise ConfigError(f"{_told(twice)}: each occurs twice; give every column its own name")
     persons = [str(name) for name in frame.columns if identifies(str(name))]
     if persons:
         raise ConfigError(f"{_told(persons)}: named like identifiers of persons; drop them, or give a schema")
@@ -185,6 +188,12 @@ def column_of(values: Any, rows: int, what: str) -> np.ndarray:
     return found
 
 
+def check_there(targets: Any) -> None:
+    """Before scikit-learn looks at them, which stumbles over pandas' NA."""
+    if pd.isna(np.asarray(targets, dtype=object)).any():
+        raise ConfigError("y: some are missing; fill in or drop these records")
+
+
 def numbers_of(values: Any, what: str) -> Float64[np.ndarray, "..."]:
     try:
         found = np.asarray(values).astype(np.float64)
@@ -199,7 +208,7 @@ def numbers_of(values: Any, what: str) -> Float64[np.ndarray, "..."]:
 
 def silo_labels(values: Any, rows: int) -> Shaped[np.ndarray, " n"]:
     found = column_of(values, rows, "silo")
-    if pd.isna(found).any():
+    if pd.isna(np.asarray(values, dtype=object)).any():  # of a list NumPy makes texts, and of what is missing "nan"
         raise ConfigError("silo: some records have none; fill them in or drop these records")
     return found.astype(str)
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from silodp.digits import rounded_up
-from silodp.report.words import NO_EPSILON, SIMULATION, in_odds, worst
+from silodp.report.held_out import NAMES, TOO_FEW, tells
+from silodp.report.words import NO_EPSILON, ONE_MACHINE, SIMULATION, in_odds, worst
 
 NOT_MEASURED = (
     "No accuracy is reported: held_out = 0.2 holds records out for a private look; score(X, y) measures it on records "
@@ -22,7 +23,7 @@ def report(
 ) -> str:
     measured = NOT_MEASURED if held_out is None else "\n".join(figures(held_out, private=certificate is not None))
     if certificate is None:
-        return "\n".join([title, "", SIMULATION, "", NO_EPSILON, measured, ""])
+        return "\n".join([title, "", f"{ONE_MACHINE} {NO_EPSILON}", "", measured, ""])
     return "\n".join([
         title, "", SIMULATION, "", *promise(certificate, delta_by_default), "", *table(certificate["silos"]), "",
         "Not covered:", *(f"  - {line}" for line in certificate["outside_the_guarantee"]),
@@ -34,14 +35,17 @@ def report(
 def figures(held_out: Mapping[str, Any], *, private: bool) -> list[str]:
     """What was released about held-out records, with standard errors."""
     noise = "noise of their own, which a real run's epsilon would cover" if private else "no noise"
-    names = [name for name, told in held_out.items() if isinstance(told, Mapping)]
-    shown = lambda told: "  ".join(f"{name} {told[name]['value']:.3f} +- {told[name]['error']:.3f}" for name in names)
     width = max(len("all"), *(len(silo["silo"]) for silo in held_out["silos"]))
     return [
         f"Measured on {held_out['records']} records that were held out, with {noise} (+- one standard error):",
         f"  {'all':<{width}}  {shown(held_out)}",
         *(f"  {silo['silo']:<{width}}  {shown(silo)}" for silo in held_out["silos"]),
     ]
+
+
+def shown(told: Mapping[str, Any]) -> str:
+    known = [name for name in NAMES if name in told and tells(told, name)]
+    return "  ".join(f"{name} {told[name]['value']:.3f} +- {told[name]['error']:.3f}" for name in known) or TOO_FEW
 
 
 def promise(certificate: Mapping[str, Any], delta_by_default: bool) -> list[str]:

@@ -16,6 +16,7 @@ from silodp.report.swept import swept_page
 NAME = "report.html"
 HASHED = ("model.safetensors", "certificate.json", "config.toml", "history.jsonl")
 ID_DIGITS = 16
+REMEDY = "take the original, or save the model again"  # of a bundle
 
 
 def story_of(directory: Path) -> Story:
@@ -24,7 +25,7 @@ def story_of(directory: Path) -> Story:
     if not bundle and not (directory / "summary.json").is_file():
         raise ConfigError(f"{str(directory)!r}: neither a finished run (summary.json) nor a saved model (bundle.json)")
     try:
-        return story_of_bundle(read_json(directory / "bundle.json")) if bundle else story_of_run(directory)
+        return story_of_bundle(bundle_index(directory)) if bundle else story_of_run(directory)
     except (LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{str(directory)!r}: what silodp writes is missing in its files ({error!r}); the run or model is damaged"
@@ -66,6 +67,26 @@ def made(summary: Mapping[str, Any], held_out: int, run: str) -> Pairs:
         ("sent to the silos", f"{final['bits_down'] / 8e6:.3g} MB"),
         ("theorem", summary.get("theorem")),
     ]
+
+
+def bundle_index(directory: Path) -> dict[str, Any]:
+    told = read_json(directory / "bundle.json")
+    try:
+        check_digest(told)
+    except ConfigError as error:
+        raise ConfigError(f"{directory / 'bundle.json'}: {error}") from None
+    return told
+
+
+def check_digest(told: Mapping[str, Any]) -> None:
+    if told["digest"] != digest_of(told):
+        raise ConfigError(f"changed since it was saved (its digest differs); {REMEDY}")
+
+
+def digest_of(told: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a bundle.json says, its certificate included, whatever the order of its keys."""
+    rest = {key: part for key, part in told.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def story_of_bundle(index: Mapping[str, Any]) -> Story:

@@ -18,6 +18,8 @@ NAMES = {
     "r2": "R² (the mean predictor has 0)",
 }
 DRAWN = ("accuracy", "r2")  # one figure, of the first that is there
+WIDEST = 0.5  # of half a 95 % interval: beyond it nothing is known of a share, nor of a loss or an R^2 worth having
+TOO_FEW = "too few records to tell"
 
 
 OPEN = "No noise was added, and no epsilon covers these numbers."
@@ -42,7 +44,18 @@ def held_out_section(told: Mapping[str, Any], certificate: Mapping[str, Any] | N
 
 
 def row(name: str, told: Mapping[str, Any], metrics: Sequence[str]) -> tuple[str, ...]:
-    return (name, f"{told['records']:,}", *(shown(told[metric]) if metric in told else "-" for metric in metrics))
+    cell = lambda metric: shown(told[metric]) if tells(told, metric) else TOO_FEW
+    return (name, f"{told['records']:,}", *(cell(metric) if metric in told else "-" for metric in metrics))
+
+
+def tells(told: Mapping[str, Any], metric: str) -> bool:
+    """Whether a metric of a silo, or of all, is known well enough to be shown.
+
+    The first one, accuracy or squared error, decides for all: bins of noise have an area under the curve of 0.5 or so,
+    and it does not look uncertain.
+    """
+    first = next(name for name in NAMES if name in told)
+    return all(NORMAL * told[name]["error"] <= WIDEST for name in (first, metric))
 
 
 def shown(measured: Mapping[str, float]) -> str:
@@ -51,7 +64,7 @@ def shown(measured: Mapping[str, float]) -> str:
 
 def figure(told: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[Html]:
     metric = next((name for name in DRAWN if name in metrics), None)
-    silos = [silo for silo in told["silos"] if metric in silo]
+    silos = [silo for silo in told["silos"] if metric and metric in silo and tells(silo, metric)]
     if metric is None or len(silos) < 2:
         return
     values, errors = ([silo[metric][part] for silo in silos] for part in ("value", "error"))

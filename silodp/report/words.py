@@ -14,8 +14,9 @@ from silodp.digits import rounded_up, together
 
 BEFORE = (0.01, 0.1, 0.5)  # suspicions
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
+ONE_MACHINE = "This was a simulation on one machine. One process read the records of all silos."
 SIMULATION = (
-    "This was a simulation on one machine. One process read the records of all silos, and its noise comes from a seed. "
+    f"{ONE_MACHINE.removesuffix('.')}, and its noise comes from a seed. "
     "It shows what silos would get that run the same plan themselves. It is no deployment and protects nobody."
 )
 RELEASED = {

@@ -141,24 +141,23 @@ def sweep(
     """
     base, loaded, made = asked(config, data, model, objects)
     loaded = read_data(base.data) if loaded is None else loaded
-    warn_of_run(base, loaded.sizes, loaded)
     if base.sweep.private_trials is not None:
-        return selected(base, loaded, made, metrics)
+        if metrics:
+            raise ConfigError("metrics: a private selection shows what it releases, and nothing else; leave them out")
+        chosen = selected(base, loaded, made)
+        found = Sweep([chosen.outcome])
+        found.selection = chosen
+        return found
+    warn_of_run(base, loaded.sizes, loaded)
     return Sweep(run_points(base, grid_of(base), loaded, made, progress, metrics))
 
 
-def selected(
-    base: Config, data: FederatedData | None, model: Model | None, metrics: Mapping[str, Metric] | None
-) -> Sweep:
+def selected(base: Config, data: FederatedData, model: Model | None = None) -> Chosen:
     """The winner of a private selection."""
     from silodp.run.selection import select_privately
 
-    if metrics:
-        raise ConfigError("metrics: a private selection shows what it releases, and nothing else; leave them out")
-    chosen = select_privately(base, data=data, model=model)
-    found = Sweep([chosen.outcome])
-    found.selection = chosen
-    return found
+    warn_of_run(base, data.sizes, data)
+    return select_privately(base, data=data, model=model)
 
 
 def run_points(

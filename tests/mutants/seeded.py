@@ -54,6 +54,30 @@ MUTANTS = [
         "tests/test_bundle.py::test_a_certificate_of_another_model_is_refused",
     ),
     Mutant(
+        "edited-bundle", "silodp/report/files.py",
+        'if told["digest"] != digest_of(told):', 'if told["digest"] is None:',
+        "a bundle whose ranges or epsilon somebody has edited is loaded and reported",
+        "tests/test_bundle.py::test_an_edit_by_hand_is_noticed_though_it_is_plausible",
+    ),
+    Mutant(
+        "options-after-the-fit", "silodp/front/estimator.py",
+        '"options": self._options,', '"options": self._asked(),',
+        "a bundle says another epsilon than its model was trained with",
+        "tests/test_bundle.py::test_options_that_were_set_after_a_fit_are_not_those_of_the_model",
+    ),
+    Mutant(
+        "record-quoted", "silodp/front/estimator.py",
+        '"Expected 2D array": "X:', '"Expected 3D array": "X:',
+        "the error about one record in the place of a table shows the record",
+        "tests/test_no_values.py::test_no_error_shows_a_value",
+    ),
+    Mutant(
+        "labels-quoted", "silodp/estimators.py",
+        "if self.schema_ is None and texts_among(truth)", "if self.schema_ is not None and texts_among(truth)",
+        "the error about labels of another kind shows all of them",
+        "tests/test_estimators.py::test_no_score_quotes_a_label",
+    ),
+    Mutant(
         "fitted-on-records-for-real", "silodp/run/runner.py",
         "    refuse_fitted(prepared)\n", "",
         "with real noise features are still scaled by what the records say",
