@@ -201,7 +201,7 @@ def sums_of(config: Config, facts: Facts) -> dict[str, Any]:
 def single_release(config: Config, options: Mapping[str, Any]) -> Config:
     """The whole budget in one gradient, and in nothing before it."""
     tree = tree_of(config, {**options, "clip": 1.0, "rounds": 1})
-    return parse_config({key: value for key, value in tree.items() if key not in ("scale", "whiten")})
+    return parse_config({key: value for key, value in tree.items() if key not in ("scale", "whiten", "intercepts")})
 
 
 def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
