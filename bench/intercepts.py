@@ -1,9 +1,9 @@
 """`python -m bench.intercepts [TASK ...]`: what intercepts of silos bring, and where they do harm.
 
-Records of a task are given to silos in four ways: at random; each class by shares that are drawn (Dirichlet: the smaller
-alpha, the more silos differ in their label rates, and in nothing else); by the value of the feature that tells most about
-the label, so that rates differ because features do. Test records get silos in the same way. Features are standardised by
-the training records, which no epsilon covers, for all columns alike.
+Records of a task are given to silos in four ways: at random; each class by shares that are drawn (Dirichlet: the
+smaller alpha, the more silos differ in their label rates, and in nothing else); by the value of the feature that tells
+most about the label, so that rates differ because features do. Test records get silos in the same way. Features are
+standardised by the training records, which no epsilon covers, for all columns alike.
 """
 
 from __future__ import annotations

@@ -11,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.numpy import load_file
 
 import silodp
 from silodp.data import FederatedData, SiloData
+from silodp.deploy.certify import verified
+from silodp.deploy.server import drive
+from silodp.deploy.wire import decode
 from silodp.errors import ConfigError, Refused
 from silodp.models import build_model
 from silodp.objective import build_objective
@@ -27,6 +31,7 @@ from silodp.sampling import MOVES
 from silodp.stages.maps import Offsets
 from silodp.stages.rates import Rates, offsets_of
 from silodp.weights import weighted
+from tests.guards import config_of
 
 RATES, SIZE = (0.05, 0.3, 0.7, 0.95), 500
 NAMES = ["north", "south", "lake", "hill"]
@@ -198,8 +203,9 @@ def test_the_loss_is_that_of_scores_with_the_offset(kind, classes, own_weights):
     sums = [of.clipped_sum([point], [1.0], (x, targets), jnp.ones(50), 0.3).high for of in engines]
     np.testing.assert_allclose(*sums, rtol=1e-4, atol=1e-5)
     params = engines[0].unravel(point)
-    assert model.scores is not None
-    score = np.asarray(jax.vmap(lambda row: model.scores(params, row))(x)).reshape(50, -1)
+    scores = model.scores
+    assert scores is not None
+    score = np.asarray(jax.vmap(lambda row: scores(params, row))(x)).reshape(50, -1)
     score = np.hstack([np.zeros((50, 1)), score])[:, -classes:] if kind == "logistic" else score
     score = score + added
     wanted = np.log(np.exp(score).sum(axis=1)) - score[np.arange(50), y]
@@ -248,6 +254,26 @@ def test_messages_are_the_simulation(tmp_path):
     figures = [run.summary["held_out"]["accuracy"]["value"] for run in (one, other)]
     assert figures[0] == pytest.approx(figures[1], abs=1e-4) and figures[0] > 0.75
     assert one.history[-1]["accuracy/north"] > 0.9  # of records with their silo's intercept
+
+
+def test_guards_charge_and_certify_rates(sites, tmp_path):
+    """Each is asked once, in a round of its own; one that starts again gives the same bytes and is charged once."""
+    document = sites.document(config_of(algorithm={"rounds": 2}, intercepts={}))
+    rounds = {}
+
+    def restarted(site: str, sent: bytes) -> bytes:
+        header, answer = decode(sent)[0], sites.rpc(site, sent)
+        if header.get("query") == "rates":
+            rounds[site] = header["round"]
+            sites.end(site)
+            assert sites.rpc(site, sent) == answer
+        return answer
+
+    certificates = drive(document, sites.approve(document), restarted, tmp_path / "run")
+    assert rounds == {"north": 0, "south": 1} and len(verified(certificates, document)) == 2
+    for each in certificates:
+        assert {line["stream"]: line["count"] for line in each["body"]["releases"]}["rates"] == 1
+    assert load_file(tmp_path / "run" / "model.safetensors")["offsets"].shape == (2, 2)
 
 
 # --- predictions --------------------------------------------------------------------------------------------------
