@@ -210,7 +210,7 @@ def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
     from silodp.data.preprocess import unit_length  # here: most plans have nothing to choose
 
     scale = {"scale": 1.0} if unit_length(config.data.preprocess) else {}
-    return {"moment": moment, "share": SHARES[moment]} | scale | given
+    return {"moment": moment, "share": SHARES.get(moment, SHARES["diagonal"])} | scale | given
 
 
 def reason_of(facts: Facts, std: float, clip: float) -> Reason:

@@ -18,6 +18,7 @@ from silodp.facts import Facts
 from silodp.records import with_offset
 from silodp.releases import Vector
 from silodp.stages import rates, whiten
+from silodp.stages.blocks import Blocks
 from silodp.stages.evaluate import Metrics
 from silodp.stages.maps import Map
 from silodp.stages.rates import Rates
@@ -97,9 +98,11 @@ class Whiten(Kind):
     def share(self, config: Config) -> float | None:
         return None if config.whiten is None else config.whiten.share
 
-    def algorithm(self, config: Config, facts: Facts) -> whiten.Moment | whiten.Diagonal:
+    def algorithm(self, config: Config, facts: Facts) -> whiten.Moment | whiten.Diagonal | Blocks:
         asked = config.whiten
         assert asked is not None
+        if asked.moment == "blocks":
+            return Blocks.of(asked.clip, blocks_of(config, facts), scale_of(asked, facts))
         made = whiten.Moment if asked.moment == "full" else whiten.Diagonal
         return made.of(asked.clip, features_of(facts, self.name) + 1, scale_of(asked, facts))
 
@@ -109,10 +112,29 @@ class Whiten(Kind):
 
     def derived(self, plan: Plan, released: Vector) -> Map:
         asked, section = plan.algorithm, plan.config.whiten
-        assert isinstance(asked, whiten.Moment | whiten.Diagonal) and section is not None
+        assert isinstance(asked, whiten.Moment | whiten.Diagonal | Blocks) and section is not None
         std = plan.std_of_average(whiten.MOMENT) * asked.unit
         made = asked.whitening(released, std)
         return replace(made, reach=whiten.reach_of(section.clip, float(asked.scale))) if section.shorten else made
+
+
+def blocks_of(config: Config, facts: Facts) -> list[int]:
+    """For each feature the number of its block: as given, or of the feature that the last step has cut into pieces."""
+    assert config.whiten is not None
+    given, features = config.whiten.blocks, features_of(facts, "whiten")
+    if facts.record is None:
+        return given or [0]
+    if given is not None and len(given) != features:
+        raise ConfigError(f"whiten.blocks: {len(given)} numbers for {features} features; give one for each")
+    from silodp.data.preprocess import pieces_of  # here: most plans have no blocks
+
+    each = pieces_of(config.data.preprocess)
+    if given is None and not each:
+        raise ConfigError(
+            "whiten.moment = 'blocks': nothing says which features belong together; give whiten.blocks, a number for "
+            "each feature (as Schema.blocks has them), or let data.preprocess end with pieces"
+        )
+    return given or [place % (features // each) for place in range(features)]
 
 
 class Intercepts(Kind):

@@ -3,7 +3,7 @@
     v(record) = (1 for its class, 0 for the others) - 1 / classes
     r_i       = mean of v over silo i's records, with noise of the silo's own, + 1 / classes
     p_i       = m + w_i (r_i - m),   m: mean of all r_i by the silos' weights
-                                     w_i = T / (T + noise of i), T: how far silos differ beyond their noise, or 0
+                                     w_i = what noise leaves of the distance (James, Stein 1961); 0: nothing
     o_i       = log(p_i + c_i) - log(m + c_i),   c_i: so much noise and chance could have made alone
 
 Every record of silo i is trained on with the scores f(features) + o_i, and the silo's own predictions are made with
@@ -35,6 +35,7 @@ from silodp.records import target_of
 from silodp.releases import Public, Vector
 from silodp.sampling import Full
 from silodp.stages.maps import Offsets
+from silodp.stages.whiten import worth_of
 
 STREAM = "rates"
 CLEAR = 2.0  # stds of noise; what is larger is told
@@ -92,20 +93,9 @@ def offsets_of(table: Table, stds: Each, sizes: Sequence[int], weights: Sequence
     told = np.clip(np.average(table, axis=0, weights=weights), 0.0, None)
     mean, records = told / told.sum(), np.asarray(sizes, np.float64)
     # The squared distance of released rates from those that the silo's records were drawn by.
-    noise = (table.shape[1] - 1) * stds**2 + np.maximum(1 - np.sum(mean**2), 1e-6) / records
-    between = spread_of(table, noise)
-    found = mean + (between / (between + noise))[:, None] * (table - mean)
+    noise = (table.shape[1] - 1) * stds**2 + (1 - np.sum(mean**2)) / records
+    worth = np.array([worth_of(row - mean, float(own)) for row, own in zip(table, noise, strict=True)])
+    found = mean + worth[:, None] * (table - mean)
     unclear = (CLEAR * stds + 1 / records)[:, None]
     offsets = np.log(np.clip(found, 0.0, 1.0) + unclear) - np.log(mean + unclear)
     return Offsets((offsets - offsets.mean(axis=1, keepdims=True)).astype(np.float32))
-
-
-def spread_of(table: Table, noise: Each) -> float:
-    """The mean squared distance between silos' rates and their mean, beyond what noise explains; at least 0.
-
-    (DerSimonian, Laird 1986.) Few silos say little, so it may be 0 where they differ a little.
-    """
-    known = 1 / noise
-    distances = np.sum((table - np.average(table, axis=0, weights=known)) ** 2, axis=1)
-    beyond = known @ distances - (len(table) - 1)
-    return max(0.0, float(beyond / (known.sum() - known @ known / known.sum())))
