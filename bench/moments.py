@@ -15,7 +15,7 @@ from bench.tasks import LONGEST, TASKS, Split, split
 from bench.utility import WHITEN, auto, ground_of
 
 CELLS = [(epsilon, trust) for epsilon in (0.5, 1.0, 3.0) for trust in ("trusted", "untrusted")]
-SEEDS, KNOTS = 5, (3, 7)
+SEEDS, KNOTS = 2, 3
 
 
 def blocks_of(made: Split, knots: int) -> list[int]:
@@ -36,16 +36,16 @@ def measured(name: str, knots: int, seed: int) -> np.ndarray:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", default=["wbcd", "california", "gas-turbine", "covtype"])
-    print(f"accuracy or R^2, mean of {SEEDS} splits")
-    print("| task | knots | epsilon | trust | full | diagonal | blocks | `auto` as it is |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name in parser.parse_args(arguments).tasks:
-        for knots in KNOTS:
-            rows = np.mean([measured(name, knots, seed) for seed in range(SEEDS)], axis=0)
-            for (epsilon, trust), row in zip(CELLS, rows, strict=True):
-                cells = " | ".join(f"{value:.3f}".replace("0.", ".") for value in row)
-                print(f"| {name} | {knots} | {epsilon:g} | {trust} | {cells} |", flush=True)
+    parser.add_argument("tasks", nargs="*", default=["covtype", "california", "gas-turbine", "wbcd"])
+    asked = parser.parse_args(arguments)
+    print(f"accuracy or R^2, mean of {SEEDS} splits, broken lines of {KNOTS} knots")
+    print("| task | epsilon | trust | full | diagonal | blocks | `auto` as it is |")
+    print("|---|---|---|---|---|---|---|")
+    for name in asked.tasks:
+        rows = np.mean([measured(name, KNOTS, seed) for seed in range(SEEDS)], axis=0)
+        for (epsilon, trust), row in zip(CELLS, rows, strict=True):
+            cells = " | ".join(f"{value:.3f}".replace("0.", ".") for value in row)
+            print(f"| {name} | {epsilon:g} | {trust} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":
