@@ -24,6 +24,7 @@ from silodp.parse import parse_config
 from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
 from silodp.releases import packed
+from silodp.stages.blocks import Blocks
 from silodp.stages.whiten import CENTRE, MOMENT, Centre, Moment, shift_of
 
 DELTA = 1e-5
@@ -95,8 +96,7 @@ def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
     shift = np.eye(len(centre) + 1)
     shift[:-1, -1] = -centre
     moment = shift @ ground.moment @ shift.T
-    full = isinstance(asked, Moment)
-    released = np.asarray(packed(jnp.asarray(moment, jnp.float32)) if full else np.diag(moment)[:-1], np.float64)
+    released = released_of(asked, moment)
     std = stage.std_of_average(MOMENT) * asked.unit
     made = asked.whitening(jnp.asarray(released + std * rng.normal(size=released.shape), jnp.float32), std)
     matrix = np.diag(made.matrix) if made.matrix.ndim == 1 else np.array(made.matrix)
@@ -106,6 +106,14 @@ def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
         matrix, half * options.step_size * made.directions, options.clip / half, plan.training.std_of_average("value"),
         options.optimiser["momentum"], options.performed, options.average, seed,
     )  # fmt: skip
+
+
+def released_of(asked: Any, moment: np.ndarray) -> np.ndarray:
+    """What a stage asks for of the moment of (features, 1)."""
+    pairs = lambda matrix: np.asarray(packed(jnp.asarray(matrix, jnp.float32)), np.float64)
+    if isinstance(asked, Blocks):
+        return np.concatenate([pairs(moment[np.ix_(block, block)]) for block in asked.blocks])
+    return pairs(moment) if isinstance(asked, Moment) else np.asarray(np.diag(moment)[:-1], np.float64)
 
 
 def noised_centre(plan: Plan, mean: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -59,6 +59,9 @@ def fit(
     held_out: Annotated[
         float | None, typer.Option(help="part of the records for a private look at the model (default: as it pays)")
     ] = None,
+    silo_intercepts: Annotated[
+        bool, typer.Option("--silo-intercepts", help="every silo gets an intercept, made of its private label rates")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="directory of the model, a new one", metavar="DIR")] = None,
 ) -> None:
     """Train a private model on raw files, in a simulation on this machine, and save it."""
@@ -72,6 +75,8 @@ def fit(
 
         bundle.check_free(out)
         known = read_schema(schema, target, silo)
+        if silo_intercepts and known.task != "classification":
+            raise ConfigError("--silo-intercepts: are made of label rates, and the target is a number; leave it out")
         frame, labels = read_files(known, files)
         keep_programs()
         from rich.console import Console
@@ -83,8 +88,11 @@ def fit(
 
         console = Console(stderr=True)
         console.print(f"{len(frame)} records read; planning and compiling", highlight=False)
-        kind = SiloClassifier if known.task == "classification" else SiloRegressor
-        estimator = kind(epsilon=epsilon, delta=delta, trust=trust, held_out=AUTO if held_out is None else held_out)
+        given = {"delta": delta, "trust": trust, "held_out": AUTO if held_out is None else held_out}
+        if known.task == "classification":
+            estimator = SiloClassifier(epsilon=epsilon, silo_intercepts=silo_intercepts, **given)
+        else:
+            estimator = SiloRegressor(epsilon=epsilon, **given)
         fit_with(estimator, bars(console), frame, None, labels, known)
         estimator.save(out)
         print(estimator.report_)
@@ -120,6 +128,9 @@ def predict(
     file: Table,
     out: Annotated[Path | None, typer.Option(help="write to this CSV file (default: print)")] = None,
     proba: Annotated[bool, typer.Option("--proba", help="a probability for every class too")] = False,
+    silo: Annotated[
+        str | None, typer.Option(help="of the rows, or their column of silos, to predict with its intercept")
+    ] = None,
 ) -> None:
     """Predict raw rows, one line for each; other columns are ignored, and the order of columns does not matter."""
     with told():
@@ -128,7 +139,7 @@ def predict(
         from silodp.data.frames import read_frame
         from silodp.estimators import load
 
-        text = predictions(load(model), read_frame(file), str(file), proba).to_csv(index=False)
+        text = predictions(load(model), read_frame(file), str(file), proba, silo).to_csv(index=False)
         if out is None:
             print(text, end="")
         else:
@@ -136,17 +147,19 @@ def predict(
             print(f"predictions in {out}")
 
 
-def predictions(model: Any, frame: pd.DataFrame, source: str, proba: bool) -> pd.DataFrame:
+def predictions(model: Any, frame: pd.DataFrame, source: str, proba: bool, silo: str | None = None) -> pd.DataFrame:
     import pandas as pd
 
-    rows = checked_rows(model, frame, source)
-    table = pd.DataFrame({"prediction": model.predict(rows)})
+    from silodp.front import silos
+
+    rows, own = checked_rows(model, frame, source), {} if silo is None else {"silo": silos.given(frame, silo)}
+    if not hasattr(model, "predict_proba") and (proba or own):
+        raise ConfigError(f"{'--proba' if proba else '--silo'}: the model predicts a number; leave it out")
+    table = pd.DataFrame({"prediction": model.predict(rows, **own)})
     if not proba:
         return table
-    if not hasattr(model, "predict_proba"):
-        raise ConfigError("--proba: the model predicts a number; leave it out")
     names = [f"probability {name}" for name in model.classes_]
-    return table.join(pd.DataFrame(model.predict_proba(rows), columns=names))
+    return table.join(pd.DataFrame(model.predict_proba(rows, **own), columns=names))
 
 
 def checked_rows(model: Any, frame: pd.DataFrame, source: str) -> pd.DataFrame:

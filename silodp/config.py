@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from silodp import registry
 
@@ -20,6 +30,16 @@ class Section(BaseModel):
         if isinstance(value, bool) and "bool" not in str(annotation):
             raise ValueError("true and false are for switches; give a number or text")
         return value
+
+
+class GrownSection(Section):
+    """A section to which keys were added. A plan that does not use them keeps its fingerprint, and its approvals."""
+
+    added: ClassVar[tuple[str, ...]]
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: own for name, own in written(self).items() if name not in self.added or own is not None}
 
 
 class DataConfig(Section):
@@ -107,12 +127,19 @@ class ScaleConfig(Section):
     columns: list[int] | None = Field(default=None, min_length=1, description="features, from 0 on; all when left out")
 
 
-class WhitenConfig(Section):
+class WhitenConfig(GrownSection):
     """Stages before training: features are centred and whitened by private moments (silodp.stages.whiten)."""
 
+    added = ("blocks",)
+
     share: float = Field(default=0.2, gt=0, lt=1, description="part of mu^2 that the second moment takes")
-    moment: Literal["full", "diagonal"] = Field(
-        default="full", description="every pair of features, or each by itself: fewer numbers, hence less noise"
+    moment: Literal["full", "diagonal", "blocks"] = Field(
+        default="full",
+        description="every pair of features, each by itself, or pairs within blocks: fewer numbers, hence less noise",
+    )
+    blocks: list[int] | None = Field(
+        default=None,
+        description='of moment = "blocks": for each feature the number of its block; known where pieces made them',
     )
     centre: float = Field(default=0.05, ge=0, lt=1, description="part of mu^2 that the mean takes; 0: no mean")
     clip: float = Field(default=1.5, **CLIP_NORM, description="longest features of a record, the constant 1 included")
@@ -134,7 +161,15 @@ class WhitenConfig(Section):
             raise ValueError("whiten.scale: give a positive number, or one for each feature")
         if self.shorten and isinstance(self.scale, list):
             raise ValueError("whiten.shorten: not with a scale for each feature; set shorten = false")
+        if self.blocks is not None and self.moment != "blocks":
+            raise ValueError(f"whiten.blocks: without effect with moment = {self.moment!r}; leave it out")
         return self
+
+
+class InterceptsConfig(Section):
+    """A stage before training: silos' private label rates, from which each has an intercept (silodp.stages.rates)."""
+
+    share: float = Field(default=0.05, gt=0, lt=1, description="part of mu^2 that the rates take")
 
 
 class EvaluateConfig(Section):
@@ -420,11 +455,12 @@ class SweepConfig(Section):
     )
 
 
-class Config(Section):
+class Config(GrownSection):
     """A whole run: what a TOML file holds, section by section, checked.
 
     Args:
-        data, model, privacy, scale, whiten, algorithm, evaluate, run, sweep: the sections; a dict or an object each.
+        data, model, privacy, scale, whiten, intercepts, algorithm, evaluate, run, sweep: the sections, each a dict or
+            an object.
 
     Example:
         >>> import silodp
@@ -433,11 +469,14 @@ class Config(Section):
         (20, 'untrusted')
     """
 
+    added = ("intercepts",)
+
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     scale: ScaleConfig | None = None
     whiten: WhitenConfig | None = None
+    intercepts: InterceptsConfig | None = None
     algorithm: AlgorithmConfig = AlgorithmConfig()
     evaluate: EvaluateConfig | None = None
     run: RunConfig = RunConfig()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float64, Shaped
@@ -20,7 +20,7 @@ from sklearn.utils.validation import column_or_1d
 from silodp.config import AlgorithmConfig, ModelConfig
 from silodp.data.types import FederatedData, Note
 from silodp.errors import ConfigError
-from silodp.front import bundle, export, records
+from silodp.front import bundle, export, records, silos
 from silodp.front.estimator import SiloEstimator
 from silodp.front.labels import labels_of, names, sorted_classes, texts_among
 from silodp.front.predictor import margins, probabilities
@@ -49,6 +49,8 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         class_weight: how much records of a class count, as {label: weight}, known beforehand; others count 1. The
             clip norm bounds what is weighted, so the heaviest class counts fully and the others less.
         largest_weight: that `sample_weight` may hold, known beforehand; larger ones count as it.
+        silo_intercepts: every silo gets an intercept of its own, made of its private label rates (a twentieth of the
+            budget), which everybody then knows. `predict(X, silo=...)` uses it; without `silo` all have the common one.
         random_state: seeds the simulation; a fresh seed when left out.
 
     After `fit`: `classes_`, `report_` (plain words), `certificate_`, `history_` (measured on the records, not private),
@@ -74,6 +76,11 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
     """
 
     _task = "classification"
+    # Unless a user asks for it, `silo` is routed to `fit` alone.
+    __metadata_request__predict: ClassVar = {"silo": False}
+    __metadata_request__predict_proba: ClassVar = {"silo": False}
+    __metadata_request__decision_function: ClassVar = {"silo": False}
+    __metadata_request__score: ClassVar = {"silo": False}
 
     def __init__(
         self,
@@ -87,6 +94,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         held_out: float | str | None = "auto",
         class_weight: Mapping[Any, float] | None = None,
         largest_weight: float = 1.0,
+        silo_intercepts: bool = False,
         random_state: Any = None,
     ):
         self.epsilon = epsilon
@@ -98,6 +106,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         self.held_out = held_out
         self.class_weight = class_weight
         self.largest_weight = largest_weight
+        self.silo_intercepts = silo_intercepts
         self.random_state = random_state
 
     def _silos(self, rows: Rows) -> FederatedData:
@@ -142,25 +151,37 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
             raise ConfigError("class_weight: give positive numbers")
         return [float(given.get(label, 1.0)) for label in known]
 
-    def decision_function(self, X: Any) -> Float64[np.ndarray, "n ..."]:
-        """Log odds of the second of two classes, or a score for each of more."""
-        return margins(self._scores(X))
+    def _stages(self) -> dict[str, Any]:
+        return {"intercepts": {}} if self.silo_intercepts else {}
 
-    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n k"]:
-        """Of every class, in the order of `classes_`. They are the model's own, not calibrated."""
-        return probabilities(self.decision_function(X))
+    def decision_function(self, X: Any, silo: Any = None) -> Float64[np.ndarray, "n ..."]:
+        """Log odds of the second of two classes, or a score for each of more. `silo`: see `predict`."""
+        return margins(self._scores(X, silo))
 
-    def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Labels as y or the schema gave them."""
-        margin = self.decision_function(X)
+    def predict_proba(self, X: Any, silo: Any = None) -> Float64[np.ndarray, "n k"]:
+        """Of every class, in the order of `classes_`; the model's own, not calibrated. `silo`: see `predict`."""
+        return probabilities(self.decision_function(X, silo))
+
+    def predict(self, X: Any, silo: Any = None) -> Shaped[np.ndarray, " n"]:
+        """Labels as y or the schema gave them.
+
+        Args:
+            X: rows as `fit` took them.
+            silo: whose rows they are, for a model with `silo_intercepts`: the column of X that names each row's silo,
+                one label for each row, or the silo that all rows are of. Left out: the common model.
+        """
+        margin = self.decision_function(X, silo)
         return self.classes_[margin.argmax(axis=1) if margin.ndim == 2 else (margin > 0).astype(int)]
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, silo: Any = None) -> float:
         """Accuracy; y may be a column's name, or left out with a schema. Measured on records: no epsilon covers it."""
+        from sklearn.metrics import accuracy_score
+
         rows, truth = self._truth(X, y)
         if self.schema_ is None and texts_among(truth) != texts_among(self.classes_):  # scikit-learn would quote them
             raise ConfigError("y: texts where fit had numbers, or the other way round; give labels as fit had them")
-        return float(super().score(rows, truth, sample_weight=sample_weight))
+        found = self.predict(rows, None if silo is None else silos.given(X, silo))
+        return float(accuracy_score(truth, found, sample_weight=sample_weight))
 
     def _original(self, targets: Any) -> Any:
         assert self.schema_ is not None

@@ -39,7 +39,7 @@ from silodp.facts import Facts
 from silodp.gradients import Regularised
 from silodp.gradients.softplus import softplus
 from silodp.networks import NORMS, Params, Shapes, between, cnn_scores, cnn_shapes, dense_scores, dense_shapes
-from silodp.records import Kind, has_weight, target_of
+from silodp.records import Kind, has_weight, moved, target_of
 from silodp.views import with_views
 from silodp.weights import weighted
 
@@ -89,15 +89,18 @@ class Model:
 
     def predict(self, params: PyTree, features: PyTree[Array]) -> PyTree[Array]:
         """Class numbers (0/1 for one score) if the metric is accuracy, else the scores themselves."""
+        return self._predicted(params, features, None)
+
+    def _predicted(self, params: PyTree, features: PyTree[Array], targets: PyTree[Array] | None) -> PyTree[Array]:
         if self.scores is None:
             raise ValueError(f"scores: model {self.name!r} was given a loss only; it cannot predict")
         _check_arrays(features)
-        scores = jax.vmap(partial(self.scores, params))(features)
+        scores = moved(jax.vmap(partial(self.scores, params))(features), targets)
         return jax.tree.map(_class_numbers, scores) if self.metric == "accuracy" else scores
 
     def evaluate(self, params: PyTree, features: PyTree[Array], targets: PyTree[Array]) -> Float[Array, ""]:
         """Accuracy, or the mean squared error; of several targets, the mean of theirs."""
-        predicted, targets = self.predict(params, features), target_of(targets)
+        predicted, targets = self._predicted(params, features, targets), target_of(targets)
         if jax.tree.structure(predicted) != jax.tree.structure(targets):
             raise ValueError(f"scores: model {self.name!r} must give the same dict or tuple as the targets are")
         measured = _right if self.metric == "accuracy" else _squared_error
@@ -340,20 +343,25 @@ def _loss_of(loss: str | None, task: str | None, outputs: int) -> str:
     return chosen
 
 
-def _squared(scores: Callable[[Params, Array], Array], params: Params, record: tuple[Array, Array]) -> Array:
-    features, target = record
-    return jnp.square(scores(params, features) - target)
+def _scored(scores: Callable[[Params, Array], Array], params: Params, record: PyTree) -> tuple[Array, Array]:
+    """A record's scores, with what its silo adds to them, and its target."""
+    features, targets = record
+    return moved(scores(params, features), targets), target_of(targets)
 
 
-def _logistic(scores: Callable[[Params, Array], Array], params: Params, record: tuple[Array, Array]) -> Array:
-    features, target = record
+def _squared(scores: Callable[[Params, Array], Array], params: Params, record: PyTree) -> Array:
+    score, target = _scored(scores, params, record)
+    return jnp.square(score - target)
+
+
+def _logistic(scores: Callable[[Params, Array], Array], params: Params, record: PyTree) -> Array:
+    score, target = _scored(scores, params, record)
     label = jnp.where(target > 0, 1.0, -1.0)
-    return softplus(-label * scores(params, features))
+    return softplus(-label * score)
 
 
-def _cross_entropy(scores: Callable[[Params, Array], Array], params: Params, record: tuple[Array, Array]) -> Array:
-    features, target = record
-    z = scores(params, features)
+def _cross_entropy(scores: Callable[[Params, Array], Array], params: Params, record: PyTree) -> Array:
+    z, target = _scored(scores, params, record)
     # A one-hot product instead of z[target]: its derivative needs no scatter, which is slow on CPU.
     chosen = jnp.arange(z.shape[0]) == target.astype(jnp.int32)
     return jax.nn.logsumexp(z) - jnp.sum(jnp.where(chosen, z, 0))

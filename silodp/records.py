@@ -6,7 +6,8 @@ A record's description is the same tree with a text for every array, its type an
 
 It is public, and JSON can hold it. An array is named by its path: features/tokens, features/age, targets/0, targets/1.
 
-A record with a weight of its own has {"target": ..., "sample weight": ...} where others have the target.
+A record with a weight of its own has {"target": ..., "sample weight": ...} where others have the target; one whose silo
+has an intercept has "silo offset" beside its target, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Description = Any  # the same with texts
 STORED = {"f": "float32", "i": "int32", "u": "int32", "b": "bool"}  # by numpy's kind of type
 INT32 = np.iinfo(np.int32)
 PARTS = ("features", "targets")  # of a record
-TARGET, WEIGHT = "target", "sample weight"
+TARGET, WEIGHT, OFFSET = "target", "sample weight", "silo offset"
 
 
 def number_only(self: Any) -> str:
@@ -36,13 +37,36 @@ def with_weight(targets: Any, weights: Any) -> dict[str, Any]:
     return {TARGET: targets, WEIGHT: weights}
 
 
+def with_offset(targets: Any, offsets: Any) -> dict[str, Any]:
+    """Targets of records whose scores are moved by so much; they keep their weights."""
+    return (targets if has_more(targets) else {TARGET: targets}) | {OFFSET: offsets}
+
+
+def has_more(targets: Any) -> bool:
+    """Whether there is something of the library's own beside the target; a user's own dict is something else."""
+    return isinstance(targets, dict) and {TARGET} < set(targets) <= {TARGET, WEIGHT, OFFSET}
+
+
 def has_weight(targets: Any) -> bool:
     """Of a record's targets, or of their description."""
-    return isinstance(targets, dict) and set(targets) == {TARGET, WEIGHT}
+    return has_more(targets) and WEIGHT in targets
 
 
 def target_of(targets: Any) -> Any:
-    return targets[TARGET] if has_weight(targets) else targets
+    return targets[TARGET] if has_more(targets) else targets
+
+
+def moved(scores: Any, targets: Any) -> Any:
+    """Scores with what the records' silo adds to them; one score stands for two classes."""
+    if not has_more(targets) or OFFSET not in targets:
+        return scores
+    offset = targets[OFFSET]
+    return scores + (offset if scores.ndim == offset.ndim else offset[..., 1] - offset[..., 0])
+
+
+def without_weight(targets: Any) -> Any:
+    """What a loss looks at."""
+    return with_offset(targets[TARGET], targets[OFFSET]) if OFFSET in targets else target_of(targets)
 
 
 class Kind(NamedTuple):

@@ -175,8 +175,8 @@ def print_expectations(expected: dict[str, Any]) -> None:
 
 
 def print_whitening(moment: str, share: float, centre: float, clip: float) -> None:
-    asked = {"full": "second moment", "diagonal": "mean squares"}[moment]
-    does = {"full": "whitens them", "diagonal": "gives each its scale"}[moment]
+    asked = {"full": "second moment", "diagonal": "mean squares", "blocks": "second moments of blocks"}[moment]
+    does = {"full": "whitens them", "diagonal": "gives each its scale", "blocks": "whiten each block"}[moment]
     before = f"first the features' mean ({centre:.0%} of the budget) and" if centre else "first"
     told(f"{before} the features' {asked} ({share:.0%} of the budget), which {does}; then:")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from silodp.records import WEIGHT, has_weight, target_of
+from silodp.records import WEIGHT, has_weight, target_of, without_weight
 
 if TYPE_CHECKING:
     from silodp.models import Model
@@ -38,7 +38,7 @@ def weighted(model: Model, class_weights: Sequence[float] | None, own: bool) -> 
 
 
 def _loss(loss: Callable[[PyTree, PyTree], Array], params: PyTree, record: PyTree) -> Array:
-    return loss(params, (record[0], target_of(record[1])))
+    return loss(params, (record[0], without_weight(record[1])))
 
 
 def _weight(table: tuple[float, ...] | None, record: PyTree) -> Array:

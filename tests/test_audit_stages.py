@@ -6,7 +6,7 @@ from silodp.audit import stages
 from silodp.audit.rows import EXCEEDED, OK
 from silodp.channels import channel, trusted
 
-ROWS = [(stages.middle_row, 0.95), (stages.metric_row, 0.88)]
+ROWS = [(stages.middle_row, 0.95), (stages.metric_row, 0.88), (stages.rates_row, 0.95)]
 
 
 @pytest.mark.parametrize(("row", "reached"), ROWS)

@@ -139,3 +139,18 @@ def test_mistakes_and_predictions_need_no_jax(folder, tmp_path):
     assert (told.returncode, last_line(told)) == (0, "no JAX"), told.stderr
     told = typed(folder, "fit", "east.csv", "--schema", "schema.toml", "--out", "never")
     assert (told.returncode, last_line(told)) == (2, "no JAX"), told.stderr
+
+
+def test_silos_get_intercepts_and_rows_are_predicted_with_them(folder):
+    flags = ("--schema", folder / "schema.toml", "--silo", "hospital", "--silo-intercepts", "--out", folder / "own")
+    code, _, more = called("fit", folder / "all.csv", *flags)
+    assert code == 0, more
+    model = silodp.load(folder / "own")
+    assert isinstance(model, silodp.SiloClassifier)
+    for silo in ("hospital", "lake"):
+        code, table, more = called("predict", folder / "own", folder / "all.csv", "--proba", "--silo", silo)
+        assert code == 0, more
+        found = pd.read_csv(io.StringIO(table)).iloc[:, 1:]
+        np.testing.assert_array_equal(found, model.predict_proba(ROWS, silo=silo))
+    code, _, told = called("predict", folder / "own", folder / "all.csv", "--silo", "age")
+    assert code == 2 and "600 of 600 rows are of no silo of the fit, which had lake, north, south" in told

@@ -175,7 +175,12 @@ SHUFFLED = pytest.param("shuffled", "full", marks=pytest.mark.slow)
 @pytest.mark.parametrize(("trust", "moment"), [("trusted", "full"), ("untrusted", "diagonal"), AGGREGATED, SHUFFLED])
 def test_messages_are_the_simulation(trust, moment, tmp_path):
     """With every stage that there is."""
-    stages = {"scale": {"columns": [0, 3]}, "evaluate": {"held_out": 0.3}, "whiten": {"moment": moment}}
+    stages = {
+        "scale": {"columns": [0, 3]},
+        "evaluate": {"held_out": 0.3},
+        "whiten": {"moment": moment},
+        "intercepts": {},
+    }
     tree = case(privacy={"epsilon": 4.0, "trust": trust}, **stages).model_dump(exclude_unset=True)
     tree["algorithm"] |= {"randomizer": "pvec", "weights": "size"} if trust == "shuffled" else {}
     one = silodp.train(parse_config(tree), data=DATA, out=tmp_path / "one")
@@ -188,7 +193,10 @@ def test_messages_are_the_simulation(trust, moment, tmp_path):
     told, same = (run.summary["held_out"] for run in (one, other))
     assert told["accuracy"]["value"] == pytest.approx(same["accuracy"]["value"], abs=1e-4)
     text = (tmp_path / "other" / "certificate.txt").read_text()
-    assert "1 x moment" in text and "1 x metric" in text and "18 of them held out" in text
+    assert all(f"1 x {stream}" in text for stream in ("moment", "rates", "metric")) and "18 of them held out" in text
+    offsets = [load_file(run.directory / "model.safetensors")["offsets"] for run in (one, other)]
+    np.testing.assert_allclose(*offsets, atol=1e-4)
+    assert np.abs(offsets[0]).max() > 0
 
 
 def test_a_silo_goes_through_its_stages_once_and_in_order():

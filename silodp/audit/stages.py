@@ -3,6 +3,7 @@
 Every release is read along the line between the means of the two worlds, learnt from the other half of the releases.
 A record's numbers of `middle` turn from all 1 to all -1, which reaches the claim. Those of `metric` turn from right to
 wrong: a share of the squared distance is in bins, of which one is left and one entered, so it reaches .91 of the claim.
+Those of `rates` turn from one class to the other of two, which reaches the claim; the silo noises them under any trust.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from silodp.plan.plan import Plan
 from silodp.privacy import accountant
 from silodp.run.prepare import Ground, stage_problem
 from silodp.run.simulate import start
+from silodp.stages import rates
 from silodp.stages.evaluate import STREAM, Metrics
+from silodp.stages.rates import Rates
 from silodp.stages.scale import Ranges
 
 SILOS, RECORDS, COLUMNS = 2, 40, 3
@@ -38,7 +41,7 @@ Releases = Float[np.ndarray, "draws d"]
 
 
 def rows() -> list[Further]:
-    return [Further("trusted", middle_row), Further("untrusted", metric_row)]
+    return [Further("trusted", middle_row), Further("untrusted", metric_row), Further("trusted", rates_row)]
 
 
 def middle_row() -> Row:
@@ -62,6 +65,16 @@ def metric_row() -> Row:
     worlds = [with_first(ground.held_out, FAR, label) for label in (1, 0)]
     seen = [releases(ground, stage, records, i, asked, ask_one) for i, records in enumerate(worlds)]
     return pair_row(("dp-gd", "untrusted", "metric (evaluate)"), stage, STREAM, seen)
+
+
+def rates_row() -> Row:
+    ground, plan = stages_of({"intercepts": {"share": 0.5}}, "trusted")
+    stage = plan.at("intercepts")
+    assert isinstance(stage.algorithm, Rates)
+    worlds = [with_first(ground.records, 0.0, label) for label in (1, 0)]
+    asked = (stage.algorithm.rates, ())
+    seen = [releases(ground, stage, records, i, asked, ask_one) for i, records in enumerate(worlds)]
+    return pair_row(("dp-gd", "trusted", "rates (intercepts)"), stage, rates.STREAM, seen)
 
 
 def stages_of(section: dict[str, Any], trust: str) -> tuple[Ground, Plan]:
@@ -95,7 +108,7 @@ def releases(
     ask: Callable[..., tuple[Any, ...]] = ask_everyone,
 ) -> Releases:
     """What the first silo releases, or all together, drawn many times."""
-    problem, setting = stage_problem(ground, stage, records, asked[1][0])
+    problem, setting = stage_problem(ground, stage, records, asked[1][0] if asked[1] else jnp.zeros(0))
     ends = start(problem, setting).ends
     silo = (jnp.int32(0),) if ask is ask_one else ()
 

@@ -81,6 +81,14 @@ def unit_length(texts: Sequence[str]) -> bool:
 UNIT_LENGTH = (*image_steps.STEPS, "normalise", "pieces")
 
 
+def pieces_of(texts: Sequence[str]) -> int:
+    """How many features the last of these steps makes of each, all of one knot after those of another; 0: no pieces."""
+    last = parse_steps(texts[-1:])
+    if not last or last[0].name != "pieces":
+        return 0
+    return int(last[0].numbers(1)[0] if last[0].argument else PIECES) + 1
+
+
 def categorical_columns(steps: Sequence[Step]) -> tuple[str, ...]:
     """Columns that a one-hot step will expand, and that may therefore hold strings."""
     return tuple(name for step in steps if step.name == "one-hot" for name in _one_hot_names(step))

@@ -190,6 +190,12 @@ class Schema(Part):
         return tuple(n for name, column in self.used.items() for n in (*column.names(name), *indicator(name, column)))
 
     @property
+    def blocks(self) -> tuple[int, ...]:
+        """For each feature the number of its column: what `whiten.blocks` takes."""
+        each = [len(column.names(name)) + bool(column.indicator()) for name, column in self.used.items()]
+        return tuple(i for i, count in enumerate(each) for _ in range(count))
+
+    @property
     def private(self) -> tuple[str, ...]:
         """Numbers without a public range: their centre and scale come from a private stage."""
         return tuple(n for n, column in self.used.items() if isinstance(column, Number) and column.range == "private")

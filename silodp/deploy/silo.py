@@ -152,7 +152,7 @@ class SiloServer:
         if not sound(made):
             raise Refused(f"leave: this release of {name} maps to nothing; the run has diverged, or was meant to")
         self.maps.append(made)
-        self.populations = [mapped_records(made, records) for records in self.populations]
+        self.populations = [mapped_records(made, records, self.index) for records in self.populations]
 
     def _check_plan(self) -> None:
         """The noise that was sent must be what the agreed config needs, and a seed only stands in a test."""

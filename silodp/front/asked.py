@@ -62,7 +62,7 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
         algorithm=algorithm, channel=estimator.trust, epsilon=estimator.epsilon, delta=delta, model=section,
         seed=seed_of(estimator.random_state),
     )  # fmt: skip
-    stages: dict[str, Any] = {}
+    stages = estimator._stages()
     if algorithm.get("name") == "auto":
         # Ranges bound what a record can do, and a model of one matrix can be taken elsewhere: nothing is shortened.
         schema = estimator.schema_

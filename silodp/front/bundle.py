@@ -96,7 +96,7 @@ def read(directory: Path, estimators: Mapping[str, Any]) -> tuple[dict[str, Any]
     contents = {name: checked_file(directory / name, digest) for name, digest in index.files.items()}
     try:
         arrays = arrays_of(contents[MODEL])
-        check_arrays(index.model, arrays, index.inputs, index.outputs)
+        check_arrays(index.model, arrays, index.inputs, index.outputs, len(index.silos or ()))
     except ConfigError as error:
         raise ConfigError(f"{directory / MODEL}: {error}; {REMEDY}") from None
     return told, arrays, contents[REPORT].decode(errors="replace")

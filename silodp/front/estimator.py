@@ -16,10 +16,10 @@ from silodp.config import AlgorithmConfig, ModelConfig
 from silodp.data.schema import Schema
 from silodp.data.types import FederatedData
 from silodp.errors import ConfigError
-from silodp.front import bundle, export, onnx_out, records
+from silodp.front import bundle, export, onnx_out, records, silos
 from silodp.front.asked import check_options, config_of, knots_for
 from silodp.front.fitting import fitted
-from silodp.front.predictor import predictor_of
+from silodp.front.predictor import OFFSETS, predictor_of
 from silodp.front.records import Rows, SchemaLike
 from silodp.front.report import report
 from silodp.plan import advice
@@ -112,9 +112,14 @@ class SiloEstimator(BaseEstimator):
         check_is_fitted(self)
         return self._checked(X, reset=False) if self.schema_ is None else self.schema_.features(X)
 
-    def _scores(self, X: Any) -> Float64[np.ndarray, "n k"]:
-        features = self._features(X)  # first: it tells when nothing is fitted
-        return self._predictor.scores(features)
+    def _scores(self, X: Any, silo: Any = None) -> Float64[np.ndarray, "n k"]:
+        features = self._features(silos.without(X, silo))  # first: it tells when nothing is fitted
+        scores = self._predictor.scores(features)
+        if silo is None:
+            return scores
+        if self._silo_names is None:
+            raise ConfigError("silo: this model has no intercepts of silos; leave it out, or fit with silo_intercepts")
+        return scores + silos.added(self._arrays[OFFSETS], self._silo_names, X, silo, scores.shape[1])
 
     def _truth(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows to predict and what is true of them, where y may be a column's name."""
@@ -153,6 +158,7 @@ class SiloEstimator(BaseEstimator):
             "plan": self.plan_fingerprint_,
             "certificate": self.certificate_,
             "held_out": self.held_out_,
+            **({} if self._silo_names is None else {"silos": list(self._silo_names)}),
         }
 
     def _asked(self) -> dict[str, Any]:
@@ -168,7 +174,7 @@ class SiloEstimator(BaseEstimator):
             self.feature_names_in_ = np.array(names, dtype=object)
         self.certificate_ = None if told["certificate"] is None else Certificate(told["certificate"])
         self.report_, self.plan_fingerprint_ = text, told["plan"]
-        self.held_out_ = told.get("held_out")
+        self.held_out_, self._silo_names = told.get("held_out"), told.get("silos")
         self._section, self._inputs, self._arrays = told["model"], told["inputs"], arrays
         self._options = told["options"]
         self._predictor = predictor_of(self._section, arrays, self._inputs, self._outputs)
@@ -179,6 +185,10 @@ class SiloEstimator(BaseEstimator):
 
     def _class_weights(self) -> list[float] | None:
         return None
+
+    def _stages(self) -> dict[str, Any]:
+        """Sections of the config that the estimator's own options ask for."""
+        return {}
 
     @property
     def encoded_feature_names_(self) -> tuple[str, ...]:
@@ -248,6 +258,7 @@ def fit_with(
         estimator.schema_ = known.closed(dict(zip(known.private, done.ranges, strict=True)))
     estimator._arrays, estimator._predictor, estimator._section = done.arrays, done.predictor, done.section
     estimator._inputs, estimator.plan_fingerprint_ = data.input_shape[0], done.fingerprint
+    estimator._silo_names = None if config.intercepts is None else [silo.name for silo in data.silos]
     estimator.history_, estimator._options = done.history, estimator._asked()
     estimator.certificate_ = None if done.certificate is None else Certificate(done.certificate)
     title = (

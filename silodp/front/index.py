@@ -73,6 +73,7 @@ class Index(Told):
     plan: str
     certificate: Promise | None
     held_out: dict[str, Any] | None = None
+    silos: Annotated[list[str], Field(min_length=2)] | None = None  # that have an intercept
     classes: Annotated[list[Label], Field(min_length=2)] | None = None
     classes_type: Annotated[str, Field(pattern=DTYPE)] | None = None
     versions: dict[str, str]
@@ -119,6 +120,8 @@ def disagreements(index: Index, kind: Any) -> Iterator[str]:
         yield f"classes: a {name} has {'none' if index.classes else 'two or more'}"
     if index.classes is not None and not labels_agree(index.classes, index.classes_type):
         yield "classes: they occur twice, or are not of classes_type"
+    if len(set(index.silos or ())) < len(index.silos or ()):
+        yield "silos: one occurs twice"
     if index.certificate is not None:
         yield from of_another_run(index, index.certificate.made)
     elif index.options.epsilon is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from silodp.config import ModelConfig
     from silodp.models import Model
 
-PARAMS, SCALING, CENTRE, WHITENING = "params/", "scaling", "centre", "whitening"
+PARAMS, SCALING, CENTRE, WHITENING, OFFSETS = "params/", "scaling", "centre", "whitening", "offsets"
 WEIGHT, BIAS = PARAMS + "dense1/weight", PARAMS + "dense1/bias"  # of a linear model
 
 
@@ -108,7 +108,8 @@ def as_matrix(scores: Any) -> Float64[np.ndarray, "n k"]:
 def predictor_of(section: Mapping[str, Any], arrays: Mapping[str, np.ndarray], inputs: int, outputs: int) -> Predictor:
     if section["kind"] in LINEAR:
         return Linear.of(arrays)
-    return Network(section, arrays, inputs, outputs)
+    params = {name: array for name, array in arrays.items() if name.startswith(PARAMS)}
+    return Network(section, params, inputs, outputs)
 
 
 def network_of(section: Mapping[str, Any], inputs: int, outputs: int) -> Model:
@@ -120,14 +121,17 @@ def network_of(section: Mapping[str, Any], inputs: int, outputs: int) -> Model:
     )
 
 
-def check_arrays(section: ModelConfig, arrays: Mapping[str, np.ndarray], inputs: int, outputs: int) -> None:
-    """That a file holds the numbers of this model, all of them finite."""
+def check_arrays(
+    section: ModelConfig, arrays: Mapping[str, np.ndarray], inputs: int, outputs: int, silos: int = 0
+) -> None:
+    """That a file holds the numbers of this model, all of them finite. silos: that have intercepts."""
     found = {name: array.shape for name, array in arrays.items()}
     whitening = found.get(WHITENING)
     if section.kind in LINEAR:
         wanted = linear_shapes(section, inputs, outputs, None if whitening is None else len(whitening), CENTRE in found)
     else:
         wanted = network_shapes(section, inputs, outputs)
+    wanted |= {OFFSETS: (silos, outputs)} if silos else {}
     for name in sorted(wanted | found):
         if wanted.get(name) != found.get(name):
             raise ConfigError(f"{name!r} has shape {found.get(name)}, the model's has {wanted.get(name)}")

@@ -201,7 +201,7 @@ def sums_of(config: Config, facts: Facts) -> dict[str, Any]:
 def single_release(config: Config, options: Mapping[str, Any]) -> Config:
     """The whole budget in one gradient, and in nothing before it."""
     tree = tree_of(config, {**options, "clip": 1.0, "rounds": 1})
-    return parse_config({key: value for key, value in tree.items() if key not in ("scale", "whiten")})
+    return parse_config({key: value for key, value in tree.items() if key not in ("scale", "whiten", "intercepts")})
 
 
 def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
     from silodp.data.preprocess import unit_length  # here: most plans have nothing to choose
 
     scale = {"scale": 1.0} if unit_length(config.data.preprocess) else {}
-    return {"moment": moment, "share": SHARES[moment]} | scale | given
+    return {"moment": moment, "share": SHARES.get(moment, SHARES["diagonal"])} | scale | given
 
 
 def reason_of(facts: Facts, std: float, clip: float) -> Reason:

@@ -34,7 +34,7 @@ class Objects(TypedDict, total=False):
     channel: `silodp.channels.Untrusted()` and the like, or the name of a trust model (default: untrusted).
     epsilon, delta, gdp: the target; without one the run is not private. privacy: further keys of that section.
     seed: of the simulation. run: further keys of the run section. grid, select, private_trials: of a sweep.
-    scale, whiten, evaluate: dicts of those sections, stages beside the training.
+    scale, whiten, intercepts, evaluate: dicts of those sections, stages beside the training.
     """
 
     algorithm: AlgorithmConfig | Mapping[str, Any] | str
@@ -50,6 +50,7 @@ class Objects(TypedDict, total=False):
     private_trials: float
     scale: Mapping[str, Any]
     whiten: Mapping[str, Any]
+    intercepts: Mapping[str, Any]
     evaluate: Mapping[str, Any]
 
 
@@ -63,7 +64,7 @@ KEYS = {
     "select": "sweep.select",
     "private_trials": "sweep.private_trials",
 }
-STAGES = ("scale", "whiten", "evaluate")
+STAGES = ("scale", "whiten", "intercepts", "evaluate")
 SECTIONS = ("privacy", "run", *STAGES)
 
 

@@ -140,6 +140,7 @@ def parts_of(config: Config, facts: Facts, algorithm: Algorithm) -> list[Part]:
     """The stages of a config, each with its part of the budget, in their order."""
     parts, seen = [], replace(facts, rounds=1, participation=None, scheduled=False)
     for kind, share in before(config):
+        seen = replace(seen, rounds=kind.rounds(seen))
         parts.append(Part.of(kind.name, share, kind.algorithm(config, seen), seen))
         seen = seen if seen.record is None else kind.leaves(seen)
     left = 1 - sum(part.share for part in parts)
@@ -149,11 +150,12 @@ def parts_of(config: Config, facts: Facts, algorithm: Algorithm) -> list[Part]:
     if config.evaluate is not None and config.privacy.unit != "record":
         # Several records that change together may lie in both parts, and each part has the whole budget.
         raise ConfigError(f"evaluate: not with privacy.unit = {config.privacy.unit!r}; leave one of them out")
-    if config.evaluate is not None and config.privacy.missing:
-        raise ConfigError(
-            f"evaluate: not with privacy.missing = {config.privacy.missing}: nobody answers for the held-out records "
-            "of a missing silo; leave one of them out"
-        )
+    for section, what in (("evaluate", "held-out records"), ("intercepts", "label rates")):
+        if getattr(config, section) is not None and config.privacy.missing:
+            raise ConfigError(
+                f"{section}: not with privacy.missing = {config.privacy.missing}: nobody answers for the {what} "
+                "of a missing silo; leave one of them out"
+            )
     parts.append(Part.of(TRAINING, left if parts else 1.0, algorithm, facts))
     return parts if config.evaluate is None else [*parts, evaluation(config, facts)]
 

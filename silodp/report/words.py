@@ -29,6 +29,7 @@ RELEASED = {
     "first": "which way the model should move at first",
     "difference": "how that has changed since the last time",
     "local": "a step of the silo's own",
+    "rates": "how often each class occurs in the silo",
     "metric": "how good the model is on records that were held out",
 }  # by the names of streams; an algorithm of one's own may have others
 NO_EPSILON = "No epsilon was given: the model is not private."

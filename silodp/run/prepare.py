@@ -40,7 +40,7 @@ from silodp.run.simulate import Problem, Setting, measured, whole_stage
 from silodp.server import build_average
 from silodp.stages.held_out import divided
 from silodp.stages.kinds import before
-from silodp.stages.maps import Map, mapped, mapped_records, with_steps
+from silodp.stages.maps import Map, mapped, mapped_records, nobodys_records, with_steps
 
 HISTORY_ROWS = 100  # by default
 
@@ -69,6 +69,8 @@ class Ground:
         data = data if data is not None else read_data(config.data)
         facts = facts_of(data)
         config = resolved(config, facts)
+        if model is not None and config.intercepts is not None:
+            raise ConfigError("intercepts: not with a model of your own, whose loss knows nothing of them; name a kind")
         model = model or trained_model(config, facts)
         facts = facts_of(data, parameter_count(model))
         seen = trained_on(config, facts)
@@ -97,7 +99,7 @@ class Ground:
             return None
         records = jax.device_put((test.features, test.targets))
         for made in self.maps:
-            records = mapped_records(made, records)
+            records = nobodys_records(made, records)
         return records
 
     @property

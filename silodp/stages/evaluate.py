@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, PyTree
 from silodp.core import POINT, Algorithm, Federation, Silo
 from silodp.facts import Stream
 from silodp.prox import build_prox
-from silodp.records import target_of
+from silodp.records import moved, target_of
 from silodp.releases import Public, Vector
 from silodp.sampling import Full
 
@@ -80,7 +80,7 @@ class Metrics(Algorithm):
 
     def numbers(self, model: Any, params: PyTree, record: PyTree) -> Vector:
         features, target = record[0], target_of(record[1])
-        score = model.scores(params, features)
+        score = moved(model.scores(params, features), record[1])
         if self.classes == 1:
             error = jnp.square(jnp.ravel(score)[0] - target)
             # Targets within +-1 differ by 2 at most: the bound of an error is four times that of a squared target.

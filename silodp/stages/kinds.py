@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from silodp import registry
 from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.facts import Facts
+from silodp.records import with_offset
 from silodp.releases import Vector
-from silodp.stages import whiten
+from silodp.stages import rates, whiten
+from silodp.stages.blocks import Blocks
 from silodp.stages.evaluate import Metrics
 from silodp.stages.maps import Map
+from silodp.stages.rates import Rates
 from silodp.stages.scale import Ranges, scaling_of
 
 if TYPE_CHECKING:
@@ -36,6 +40,9 @@ class Kind:
     def algorithm(self, config: Config, facts: Facts) -> Algorithm:
         """What is asked of records as earlier stages leave them."""
         raise NotImplementedError
+
+    def rounds(self, facts: Facts) -> int:
+        return 1
 
     def leaves(self, facts: Facts) -> Facts:
         """The facts with what a record is afterwards."""
@@ -91,9 +98,11 @@ class Whiten(Kind):
     def share(self, config: Config) -> float | None:
         return None if config.whiten is None else config.whiten.share
 
-    def algorithm(self, config: Config, facts: Facts) -> whiten.Moment | whiten.Diagonal:
+    def algorithm(self, config: Config, facts: Facts) -> whiten.Moment | whiten.Diagonal | Blocks:
         asked = config.whiten
         assert asked is not None
+        if asked.moment == "blocks":
+            return Blocks.of(asked.clip, blocks_of(config, facts), scale_of(asked, facts))
         made = whiten.Moment if asked.moment == "full" else whiten.Diagonal
         return made.of(asked.clip, features_of(facts, self.name) + 1, scale_of(asked, facts))
 
@@ -103,10 +112,66 @@ class Whiten(Kind):
 
     def derived(self, plan: Plan, released: Vector) -> Map:
         asked, section = plan.algorithm, plan.config.whiten
-        assert isinstance(asked, whiten.Moment | whiten.Diagonal) and section is not None
+        assert isinstance(asked, whiten.Moment | whiten.Diagonal | Blocks) and section is not None
         std = plan.std_of_average(whiten.MOMENT) * asked.unit
         made = asked.whitening(released, std)
         return replace(made, reach=whiten.reach_of(section.clip, float(asked.scale))) if section.shorten else made
+
+
+def blocks_of(config: Config, facts: Facts) -> list[int]:
+    """For each feature the number of its block: as given, or of the feature that the last step has cut into pieces."""
+    assert config.whiten is not None
+    given, features = config.whiten.blocks, features_of(facts, "whiten")
+    if facts.record is None:
+        return given or [0]
+    if given is not None and len(given) != features:
+        raise ConfigError(f"whiten.blocks: {len(given)} numbers for {features} features; give one for each")
+    from silodp.data.preprocess import pieces_of  # here: most plans have no blocks
+
+    each = pieces_of(config.data.preprocess)
+    if given is None and not each:
+        raise ConfigError(
+            "whiten.moment = 'blocks': nothing says which features belong together; give whiten.blocks, a number for "
+            "each feature (as Schema.blocks has them), or let data.preprocess end with pieces"
+        )
+    return given or [place % (features // each) for place in range(features)]
+
+
+class Intercepts(Kind):
+    """The last one: what it adds to scores is beside the target, so no map of the features sees it."""
+
+    name = "intercepts"
+
+    def share(self, config: Config) -> float | None:
+        return None if config.intercepts is None else config.intercepts.share
+
+    def rounds(self, facts: Facts) -> int:
+        return facts.silos
+
+    def algorithm(self, config: Config, facts: Facts) -> Rates:
+        if not registry.is_own("model", config.model.kind):
+            raise ConfigError(f"intercepts: not with model.kind = {config.model.kind!r}; use a kind of the library")
+        if facts.record is not None and facts.task != "classification":
+            raise ConfigError("intercepts: are made of label rates, and the target is a number; leave them out")
+        if facts.silos < 2:
+            raise ConfigError("intercepts: there is one silo, and nothing that it differs from; leave them out")
+        return Rates.of(facts.silos, classes_of(facts))
+
+    def leaves(self, facts: Facts) -> Facts:
+        assert facts.record is not None
+        features, targets = facts.record
+        return replace(facts, record=(features, with_offset(targets, f"float32[{classes_of(facts)}]")))
+
+    def derived(self, plan: Plan, released: Vector) -> Map:
+        asked, facts = plan.algorithm, plan.facts
+        assert isinstance(asked, Rates)
+        stds = plan.std_over_clip(rates.STREAM) * asked.clip if plan.private else np.zeros(facts.silos)
+        return rates.offsets_of(asked.table(released), stds, facts.sizes, facts.weights)
+
+
+def classes_of(facts: Facts) -> int:
+    """2 where no data is known yet."""
+    return max(2, facts.outputs)
 
 
 def features_of(facts: Facts, section: str) -> int:
@@ -126,7 +191,7 @@ def scale_of(section: WhitenConfig, facts: Facts) -> whiten.Scale | None:
     return scale
 
 
-BEFORE: tuple[Kind, ...] = (Scale(), Centre(), Whiten())
+BEFORE: tuple[Kind, ...] = (Scale(), Centre(), Whiten(), Intercepts())
 
 
 def before(config: Config) -> list[tuple[Kind, float]]:

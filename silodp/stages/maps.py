@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from silodp.core import Algorithm
+from silodp.records import target_of, with_offset
 
 Features = Float[Array, "... _"]
 
@@ -101,13 +102,42 @@ class Scaling:
         return {"scaling": np.stack([self.centre, self.scale, self.limit])}
 
 
+@dataclass(frozen=True)
+class Offsets:
+    """What is added to the scores of every class, a row for each silo. Features stay as they are."""
+
+    rows: Float[np.ndarray, "silos classes"]
+    longer: float = 1.0
+
+    def features(self, features: Features) -> Features:
+        return features
+
+    def beside(self, targets: PyTree, silo: int | None) -> PyTree:
+        """Of one silo's records, or (None) of all silos' stacked: each has its silo's row beside its target."""
+        rows = jnp.asarray(self.rows)
+        own = rows[:, None] if silo is None else rows[silo]
+        return with_offset(targets, jnp.broadcast_to(own, (*target_of(targets).shape, rows.shape[1])))
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"offsets": self.rows}
+
+
 def mapped(maps: Iterable[Map], features: Features) -> Features:
     for each in maps:
         features = each.features(features)
     return features
 
 
-def mapped_records(each: Map, records: PyTree) -> PyTree:
+def mapped_records(each: Map, records: PyTree, silo: int | None = None) -> PyTree:
+    """Records of one silo, or (None) of all silos, stacked."""
+    if isinstance(each, Offsets):
+        return records[0], each.beside(records[1], silo)
+    return nobodys_records(each, records)
+
+
+def nobodys_records(each: Map, records: PyTree) -> PyTree:
+    """Records of no silo, such as those of a test: what a map does for single silos is not theirs."""
     return jax.jit(each.features)(records[0]), records[1]
 
 

@@ -1151,6 +1151,20 @@ MUTANTS = [
         "tests/test_whiten.py::test_a_silo_goes_through_its_stages_once_and_in_order",
     ),
     Mutant(
+        "rates-under-the-servers-noise", "silodp/channels/trusted.py",
+        "return nominal if declared.each(name)[0].local else nominal / self._moves(name, declared)",
+        "return nominal / self._moves(name, declared)",
+        "rates that a silo noises alone are charged as if the server's noise on the mean hid them",
+        "tests/test_rates.py::test_a_silos_rates_have_noise_of_the_silos_own_under_every_trust_model[trusted]",
+    ),
+    Mutant(
+        "silo-label-quoted", "silodp/front/silos.py",
+        "f\"silo: {unknown} of {len(found)} rows are of no silo of the fit, which had {told}; leave silo out for them\"",
+        "f\"silo: {given(X, silo)[0]}: {unknown} of {len(found)} rows are of no silo of the fit, which had {told}; leave\"",
+        "an error about a wrong column of silos shows a cell",
+        "tests/test_rates.py::test_a_silo_that_the_model_does_not_know_is_told_without_its_label",
+    ),
+    Mutant(
         "means-not-secret", "silodp/flow.py",
         "Double.of(SECRET.bind(jnp.zeros(self.vectors.size) + 0 * jnp.sum(jnp.concatenate(given))))",
         "Double.of(jnp.zeros(self.vectors.size))",
