@@ -26,6 +26,7 @@ from silodp.plan.make import make_plan
 from silodp.plan.objects import facts_of
 from silodp.records import target_of, with_offset, with_weight
 from silodp.releases import Statistic
+from silodp.report.files import digest_of
 from silodp.run.prepare import prepare
 from silodp.sampling import MOVES
 from silodp.stages.maps import Offsets
@@ -323,7 +324,8 @@ def test_a_bundle_with_the_intercepts_of_other_silos_is_refused(tmp_path):
     path = fitted().save(tmp_path / "model") / "bundle.json"
     told = json.loads(path.read_text())
     for names, match in ((NAMES[:3], "'offsets' has shape"), (["lake"] * 4, "silos: one occurs twice")):
-        path.write_text(json.dumps(told | {"silos": names}))
+        other = told | {"silos": names}
+        path.write_text(json.dumps(other | {"digest": digest_of(other)}))
         with pytest.raises(ConfigError, match=match):
             silodp.load(tmp_path / "model")
 
