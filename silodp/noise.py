@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from scipy.special import ndtr, ndtri
 
 from silodp.later import Later
 
 many_digits = Later("mpmath.libmp")  # one word in 2^23 needs it
+special = Later("scipy.special")
 
 BLOCK = 16384  # numbers whose arrays fit into a core's cache
 WORD = 64
@@ -83,7 +83,7 @@ def _along(count: int, threshold: float, above: float, entropy: "Entropy") -> np
     """
     side, more = uniforms(entropy.words(2 * count)).reshape(2, -1)
     tails = ((entropy.words(count) & LARGEST) + more) * 2.0 ** (1 - WORD)
-    upper, lower = -ndtri(tails * float(ndtr(-threshold))), near_gaussian((count,), entropy)
+    upper, lower = -special.ndtri(tails * float(special.ndtr(-threshold))), near_gaussian((count,), entropy)
     while (over := np.flatnonzero(lower >= threshold)).size:
         lower[over] = near_gaussian((over.size,), entropy)
     return np.where(side < above, upper, lower)
@@ -93,7 +93,7 @@ def near_gaussian(shape: tuple[int, ...], entropy: "Entropy") -> np.ndarray:
     """Gaussians in float64, each within 2^-48 of a real one (up to 38 standard deviations)."""
     words, more = entropy.words(2 * math.prod(shape)).reshape(2, *shape)
     tail = (words ^ (words >> 63)) + uniforms(more)  # relative precision, however small it is
-    return np.copysign(ndtri(tail * 2.0**-WORD), words.view(np.float64))
+    return np.copysign(special.ndtri(tail * 2.0**-WORD), words.view(np.float64))
 
 
 def uniforms(words: np.ndarray) -> np.ndarray:
@@ -187,7 +187,7 @@ def _draw(value: np.ndarray, std: float, step: float, entropy: Entropy, drawn: n
     words = entropy.words(value.size)
     tail = words ^ (words >> 63)  # the lower 63 bits, turned over where the sign is negative: uniform too
     np.multiply(np.maximum(tail, SMALLEST_TAIL), 2.0**-WORD, out=place)
-    np.copysign(ndtri(place, out=place), words.view(np.float64), out=place)
+    np.copysign(special.ndtri(place, out=place), words.view(np.float64), out=place)
     place *= spread
     place += part
     drawn += np.rint(place, out=nearest).astype(np.int64)

@@ -21,10 +21,12 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
-from scipy.special import ndtr
 
 from silodp import noise
 from silodp.doubles import Double
+from silodp.later import Later
+
+special = Later("scipy.special")
 
 Shape = tuple[int, ...]
 Step = int | Int[Array, ""]
@@ -89,7 +91,7 @@ class SeededRandomness(eqx.Module):
     def tilted(
         self, purpose: str, unit: Float[Array, "n d"], threshold: float, above: float, step: Step = 0
     ) -> Float[Array, "n d"]:
-        count, share = unit.shape[0], float(ndtr(-threshold))
+        count, share = unit.shape[0], float(special.ndtr(-threshold))
         is_above = self.uniform(f"{purpose} side", (count,), step) < above
         place = 1.0 - self.uniform(f"{purpose} component", (count,), step)  # in (0, 1]
         # Inverse of the normal law from the nearer tail; the smallest argument stays off zero.

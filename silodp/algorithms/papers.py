@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.special import gammaln, ndtr
 
 from silodp.algorithms.entry import Case
 from silodp.facts import limits
@@ -19,6 +18,7 @@ from silodp.privacy import gaussian
 from silodp.privacy.roots import root
 
 laws = Later("dp_accounting.pld.pld_pmf")
+special = Later("scipy.special")
 stats = Later("scipy.stats")
 
 LOWY = "Lowy, Ghafelebashi, Razaviyayn 2023"
@@ -89,7 +89,7 @@ def with_replacement_epsilon(draws: int, records: int, multiplier: float, count:
     weights = stats.binom.pmf(times, draws, 1 / records)
     times, weights = times[weights > 1e-18] / multiplier, weights[weights > 1e-18]
     x = np.linspace(-10, times[-1] + 10, 200_001)
-    mass = sum(w * np.diff(ndtr(x - t)) for w, t in zip(weights, times, strict=True))
+    mass = sum(w * np.diff(special.ndtr(x - t)) for w, t in zip(weights, times, strict=True))
     loss = np.logaddexp.reduce([math.log(w) + t * x[:-1] - t * t / 2 for w, t in zip(weights, times, strict=True)])
     interval = max(math.sqrt(float(np.sum(mass * loss**2))) / 500, float(loss[-1]) / 200_000)
     cell = np.floor(loss / interval).astype(int)
@@ -125,6 +125,7 @@ def sampled_rdp(alpha: int, multiplier: float, rate: float) -> float:
     """Lemma B.7 of 003 for a Gaussian of this multiplier: eps(j) = j / (2 multiplier^2)."""
     each = lambda j: j / (2 * multiplier**2)
     j = np.arange(2, alpha + 1)
+    gammaln = special.gammaln
     choose = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(alpha - j + 1)
     last = math.log(2.0) + (j - 1) * each(j)
     last[0] = each(2) + min(math.log(-4 * math.expm1(-each(2))), math.log(2.0))

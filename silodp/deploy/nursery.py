@@ -176,6 +176,8 @@ def be_silo(arguments: Sequence[str], stdin: int, stdout: int) -> NoReturn:
 def main() -> None:
     collect_seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that holds the other end
+    import scipy.special  # noqa: F401 (real noise)
+
     from silodp.deploy import silo_process  # noqa: F401 (what all children need)
 
     gc.freeze()  # what is here stays: children's collections leave its pages alone

@@ -186,8 +186,10 @@ def computed_once(vectors: T) -> T:
     A compiler computes an expression wherever it is used. In one place it may contract a product into an addition, in
     the other round it, and where the addition cancels these are two vectors: the norm of one would clip the other. What
     comes out of a loop is computed once. This one hardly ever turns, which no compiler can know, and changes nothing.
+    All arrays are asked: one of them alone may be constants, and a loop that never turns is removed.
     """
-    turns = jnp.isnan(jnp.ravel(jax.tree.leaves(vectors)[0])[:1]).any().astype(jnp.int32)
+    firsts = jnp.concatenate([jnp.ravel(leaf)[:1] for leaf in jax.tree.leaves(vectors)])
+    turns = jnp.isnan(firsts).any().astype(jnp.int32)
     return lax.fori_loop(0, turns, lambda _, kept: jax.tree.map(rounded, kept), vectors)
 
 

@@ -15,11 +15,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from scipy.special import ndtr
-
+from silodp.later import Later
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Spent
 from silodp.privacy.sums import apart
+
+special = Later("scipy.special")
 
 # Taken off always, so that what is left for Gaussian releases does not depend on what else was chosen:
 SHOWN = 0.005  # of delta, for chances that everything is shown
@@ -102,7 +103,7 @@ def covering(spent: tuple[Spent, ...], aside: float) -> float:
 def _covers(mu: float, epsilons: Sequence[float], needed: Sequence[float]) -> bool:
     """A profile is convex in e^epsilon: between two points the one lies below its chord, the other above its tangents.
     Those two cross once; if the chord is below them there and at both points, it is below them in between."""
-    lines = [(math.exp(e), gaussian.delta_of(e, mu), -float(ndtr(-e / mu - mu / 2))) for e in epsilons]
+    lines = [(math.exp(e), gaussian.delta_of(e, mu), -float(special.ndtr(-e / mu - mu / 2))) for e in epsilons]
     return all(
         _below(d0, d1, line0, line1) for (d0, d1), (line0, line1) in zip(pairwise(needed), pairwise(lines), strict=True)
     )

@@ -30,7 +30,6 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import gammaln
 
 from silodp.later import Later
 from silodp.privacy import halfspace
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 laws = Later("dp_accounting.pld.pld_pmf")
 losses = Later("dp_accounting.pld.privacy_loss_distribution")
+special = Later("scipy.special")
 stats = Later("scipy.stats")
 
 RandomizerName = Literal["duchi", "privunit", "clones"]
@@ -174,6 +174,7 @@ def shuffled_pair(messages: int, eps0: float, clone: float, active: float) -> Lo
     b = total - a
     valid = (a >= 0) & (b >= 0)
     a, b = np.where(valid, a, 0.0), np.where(valid, b, 0.0)
+    gammaln = special.gammaln
     log_coins = gammaln(total + 1) - gammaln(a + 1) - gammaln(b + 1) - total * math.log(2)
     truth = 1 / (1 + math.exp(-eps0))
     log_coins = np.where(valid, log_coins, -np.inf)

@@ -20,7 +20,10 @@ import math
 from itertools import accumulate
 
 import numpy as np
-from scipy.special import log_ndtr, ndtri_exp
+
+from silodp.later import Later
+
+special = Later("scipy.special")
 
 FEWEST_BITS = 2_000
 TAIL = 12.5  # deviations up to which the slope is taken; at least REACH as a normal quantile, for so many coins
@@ -39,12 +42,12 @@ def dominating_gaussian(bits: int) -> float:
     below = np.cumsum(centred_probabilities(bits, TAIL + 4))
     middle = below.size // 2
     first = max(0, middle - math.ceil(TAIL * math.sqrt(bits) / 2))
-    return 1 / float(np.max(np.diff(ndtri_exp(np.log(below[first : middle + 1])))))
+    return 1 / float(np.max(np.diff(special.ndtri_exp(np.log(below[first : middle + 1])))))
 
 
 def beyond(moved: float) -> float:
     """Probability with which a coordinate counts as shown if it moves by at most so many stds of its Gaussian."""
-    return math.exp(float(log_ndtr(moved - REACH)))
+    return math.exp(float(special.log_ndtr(moved - REACH)))
 
 
 def sensitivity(levels: float, dimension: int) -> float:

@@ -11,11 +11,9 @@ neither overflow nor cancel.
 
 import math
 
-from scipy.special import erfcx, log_ndtr
-
 from silodp.privacy.roots import root
+from silodp.privacy.tails import SQRT2, erfcx, log_ndtr
 
-_SQRT2 = math.sqrt(2.0)
 PRECISELY = (1e-15, 1e-13, 500)  # tolerances and steps of the solvers
 
 
@@ -28,9 +26,9 @@ def log_delta(epsilon: float, mu: float) -> float:
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     if near < 0:
         ratio = math.exp(epsilon + log_ndtr(-far) - log_ndtr(-near))
-        return float(log_ndtr(-near)) + math.log1p(-ratio)
+        return log_ndtr(-near) + math.log1p(-ratio)
     # both terms share the factor e^{-near^2/2}; without it the difference keeps its digits
-    gap = float(erfcx(near / _SQRT2) - erfcx(far / _SQRT2)) / 2
+    gap = (erfcx(near / SQRT2) - erfcx(far / SQRT2)) / 2
     return -(near**2) / 2 + math.log(gap) if gap > 0 else -math.inf
 
 

@@ -13,16 +13,15 @@ randomizer on Gaussian directions; the best c grows with eps0.
 
 import math
 
-from scipy.special import ndtr
-
 from silodp.later import Later
 
 optimize = Later("scipy.optimize")
+special = Later("scipy.special")
 
 
 def raised_share(threshold: float) -> float:
     """Probability of the half-space {g >= threshold} under the standard normal law."""
-    return float(ndtr(-threshold))
+    return float(special.ndtr(-threshold))
 
 
 def blanket(eps0: float, share: float) -> float:

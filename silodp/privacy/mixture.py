@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtr
 
 from silodp.later import Later
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 laws = Later("dp_accounting.pld.pld_pmf")
 losses = Later("dp_accounting.pld.privacy_loss_distribution")
+special = Later("scipy.special")
 
 _TAIL = 9.0  # normal deviates, beyond which a component has no mass to speak of (1e-19)
 _LOST = 1e-18  # probability of one release that counts as a total loss of privacy
@@ -175,4 +175,5 @@ def _scaled(mass: np.ndarray, levels: np.ndarray) -> np.ndarray:
 def _normal_mass(edges: np.ndarray) -> np.ndarray:
     """Standard normal mass between neighbouring edges, from whichever tail is more accurate."""
     left, right = edges[:-1], edges[1:]
+    ndtr = special.ndtr
     return np.where(left > 0, ndtr(-left) - ndtr(-right), ndtr(right) - ndtr(left))

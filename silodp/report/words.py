@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtr, ndtri
 
 from silodp.digits import rounded_up, together
+from silodp.privacy import gaussian
 
 BEFORE = (0.01, 0.1, 0.5)  # suspicions
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1)
@@ -70,8 +71,7 @@ def delta_curve(silo: Mapping[str, Any]) -> list[tuple[float, float]]:
     if mu is None or not 0 < mu < math.inf:
         return [*points, (silo["epsilon"], silo["delta"])]
     grid = np.linspace(0, 2 * silo["epsilon"], 81)
-    deltas = ndtr(mu / 2 - grid / mu) - np.exp(grid) * ndtr(-mu / 2 - grid / mu)
-    return [(float(e), float(d)) for e, d in zip(grid, np.maximum(deltas, 0.0), strict=True)]
+    return [(epsilon, gaussian.delta_of(epsilon, mu)) for epsilon in grid.tolist()]
 
 
 def detection(silo: Mapping[str, Any], alarms: Sequence[float] | Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -79,7 +79,8 @@ def detection(silo: Mapping[str, Any], alarms: Sequence[float] | Float[np.ndarra
     alarms = np.asarray(alarms, float)
     mu = silo["gdp_mu"]
     if mu is not None and math.isfinite(mu):
-        return ndtr(ndtri(alarms) + mu)
+        law = NormalDist()
+        return np.array([law.cdf(law.inv_cdf(each) + mu) if 0 < each < 1 else each for each in alarms.tolist()])
     found = np.ones_like(alarms)
     for epsilon, delta in delta_curve(silo):
         missed = np.exp(-min(epsilon, 700.0)) * (1 - delta - alarms)  # the same line, mirrored

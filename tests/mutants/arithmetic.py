@@ -128,6 +128,10 @@ ARITHMETIC = [
         "what is clipped is not what is added", SUMS + "test_what_a_record_computes_before_its_first_layer_is_computed_once",
     ),
     Mutant(
+        "loop-removed", "silodp/gradients/blocks.py", "for leaf in jax.tree.leaves(vectors)])", "for leaf in jax.tree.leaves(vectors)[:1]])",
+        "what is clipped is not what is added", SUMS + "test_no_compiler_removes_the_loop_that_computes_once[structured]",
+    ),
+    Mutant(
         "penalty-computed-twice", "silodp/gradients/__init__.py", "penalty = computed_once(general", "penalty = (general",
         "what is clipped is not what is added", SUMS + "test_a_penalty_is_computed_once",
     ),

@@ -185,6 +185,15 @@ def test_what_a_record_computes_before_its_first_layer_is_computed_once():
         assert computed(layer(features), factors).terms[0].inputs is not came
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_compiler_removes_the_loop_that_computes_once(engine):
+    """Nor where every weight is known to be 1: the inputs of a bias are then constants."""
+    loss = lambda p, r: jax.nn.softplus(dense(p["weight"], p["bias"], r)[0])
+    at = {"bias": jnp.zeros(1), "weight": jnp.ones((1, 3))}
+    run = lambda p, r: gradients.clipped_sum(loss, [p], [1.0], r, jnp.ones(8), 1.0, engine=engine)
+    assert jax.jit(run).lower(at, jnp.ones((8, 3))).compile().as_text().count(" while(") == 1
+
+
 def test_a_penalty_is_computed_once():
     """Its gradient enters every norm and every sum; of nearly equal points it is what rounding leaves."""
     loops = lambda loss: str(
