@@ -28,7 +28,9 @@ from tests.faults.parties import STARTING, Process, book_of, killed, quiet, star
 LONGEST = 1800.0  # seconds for one run; longer is hung
 EARLY = 0.25  # how often somebody is killed before the run has gone on
 ONE_RUN = 6  # faults
-PARTIES = {"silodp.deploy.silo_process": "silo", "silodp.deploy.shuffler": "shuffler"}
+PARTIES = {
+    "silodp.deploy.silo_process": "silo", "silodp.deploy.shuffler": "shuffler", "silodp.deploy.nursery": "nursery",
+}  # fmt: skip
 GRADIENT = {"name": "dp-gd", "rounds": 8, "step_size": 0.3, "clip": 1.0, "weights": "size"}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shuffled": ({"trust": "shuffled"}, {"randomizer": "privunit"}),
@@ -56,6 +58,13 @@ def children(parent: int) -> dict[int, str]:
             if place.name.isdigit() and int(stat_of(place)[1]) == parent:
                 found[int(place.name)] = (place / "cmdline").read_bytes().decode().replace("\0", " ")
     return found
+
+
+def parties_of(server: int) -> dict[int, str]:
+    """What a message run has started. Silos are forked in a nursery, and called as it is."""
+    found = {pid: name for pid, told in children(server).items() if (name := named(told))}
+    nurseries = [pid for pid, name in found.items() if name == "nursery"]
+    return found | {pid: "silo" for nursery in nurseries for pid in children(nursery)}
 
 
 def stat_of(place: Path) -> list[str]:
@@ -103,7 +112,7 @@ class Pipes:
         """Somebody is killed: some time after the run has gone on, or while it starts."""
         before, until = self.entries(), time.monotonic() + STARTING
         early = self.random.random() < EARLY
-        parties = lambda: {pid: name for pid, told in children(process.pid or 0).items() if (name := named(told))}
+        parties = lambda: parties_of(process.pid or 0)
         there = lambda: bool(parties()) if early else self.entries() > before
         while not there() and process.exitcode is None and time.monotonic() < until:
             time.sleep(0.05)
