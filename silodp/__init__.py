@@ -6,11 +6,12 @@ before them.
 what they take. `Algorithm`, `Channel`, `Compressor`, `Randomizer` and `register` are for parts of one's own.
 """
 
+import functools
 import importlib
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from silodp import algorithms as algorithms
     from silodp import channels as channels
     from silodp.audit import audit as audit
@@ -86,15 +87,22 @@ _HOMES = {
     "channels": "silodp.channels",
 }
 
-try:
-    __version__ = metadata.version("silodp")
-except metadata.PackageNotFoundError:  # a clone that was put on the path
-    __version__ = "0+unknown"
-
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+@functools.cache  # (the name `cache` is a module's here)
+def _version() -> str:
+    from importlib import metadata  # here: a tenth of `silodp --help`
+
+    try:
+        return metadata.version("silodp")
+    except metadata.PackageNotFoundError:  # a clone that was put on the path
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module 'silodp' has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])

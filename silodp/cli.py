@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from silodp import __version__, registry
+from silodp import registry
 from silodp.cache import keep_own_programs, keep_programs
 from silodp.cli_deploy import attach
 from silodp.cli_deploy import plan as plans
@@ -98,6 +98,8 @@ def complain(line: str) -> None:
 
 def print_version(asked: bool) -> None:
     if asked:
+        from silodp import __version__
+
         print(f"silodp {__version__}")
         raise typer.Exit
 

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from silodp.errors import ConfigError, Refused, one_line
@@ -91,6 +90,8 @@ def called(job: str, told: str, text: str) -> str:
 
 
 def versions() -> dict[str, str]:
+    from importlib import metadata
+
     return {name: metadata.version(name) for name in SAME}
 
 

@@ -18,10 +18,12 @@ import difflib
 import importlib
 import sys
 from collections.abc import Iterable
-from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silodp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # The config key that names a part of each kind.
 KINDS = {
@@ -234,7 +236,9 @@ def _imported(key: str, path: str) -> Any:
         raise ConfigError(f"{key} = {path!r}: cannot be imported ({error})") from None
 
 
-def _entry_points(kind: str) -> Iterable[metadata.EntryPoint]:
+def _entry_points(kind: str) -> Iterable[EntryPoint]:
+    from importlib import metadata  # here: `silodp --help` and `list` look nothing up
+
     return metadata.entry_points(group=f"silodp.{kind}s")
 
 
