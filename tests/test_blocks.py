@@ -130,6 +130,7 @@ def test_blocks_that_are_not_known_are_refused(section, match):
         prepare(case(whiten=section), DATA)
 
 
+@pytest.mark.slow
 def test_messages_are_the_simulation(tmp_path):
     one = silodp.train(case(), data=DATA, out=tmp_path / "one")
     tree = case().model_dump(exclude_unset=True) | {"run": {"mode": "messages", "test_seed": True}}

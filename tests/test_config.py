@@ -180,7 +180,7 @@ def nothing(folder: Path) -> None:
         (break_column, "run.seed=1", "silo1.csv: compared with"),
         (break_label, "data.classes=['ill', 'well']", "silo1.csv: record"),
         (keep_lines(1), "run.seed=1", "silo1.csv: no feature columns or no records"),
-        (keep_lines(2), "run.seed=1", "silo1.csv' has 1 training record(s); needs 2"),
+        (keep_lines(2), "run.seed=1", "silo 'silo1' has 1 training record(s); needs 2"),
     ],
 )
 def test_the_command_line_refuses_in_one_line(damage, change, told, tmp_path, monkeypatch):

@@ -156,7 +156,7 @@ ARITHMETIC = [
     Mutant("too-little-doubt", NOISE, "ERROR = 2.0**-37", "ERROR = 2.0**-60", "an error bound that does not hold", BOUNDARY),
     Mutant("no-far-tail", NOISE, "    unsure |= tail < SMALLEST_TAIL\n", "", "the tail ends at five standard deviations", TAILS),
     Mutant("half-a-word", NOISE, "tail = words ^ (words >> 63)  #", "words = words & ~0xFFFFFFFF; tail = words ^ (words >> 63)  #", "32 bits for 64", BOUNDARY),
-    Mutant("one-sided", NOISE, "np.copysign(ndtri(place, out=place), words.view(np.float64), out=place)", "ndtri(place, out=place)", "noise of one sign", EVERY),
+    Mutant("one-sided", NOISE, "np.copysign(special.ndtri(place, out=place), words.view(np.float64), out=place)", "special.ndtri(place, out=place)", "noise of one sign", EVERY),
     Mutant("tail-doubled", NOISE, "SMALLEST_TAIL), 2.0**-WORD, out", "SMALLEST_TAIL), 2.0**-63, out", "half of the noise", EVERY),
     Mutant("a-step-beside", NOISE, "Fraction(2 * k + 1, 2)", "Fraction(2 * k - 1, 2)", "decided against the wrong boundary", TAILS),
     Mutant("same-bits-again", NOISE, "self.tail << WORD | int(self.entropy.words(1)[0]) % 2**WORD", "self.tail << WORD | (1 << 63)", "further bits are not drawn", BOUNDARY),
