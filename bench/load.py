@@ -30,10 +30,12 @@ def data_of(silos: int, parameters: int) -> FederatedData:
     return FederatedData("made", each, None, "classification", ("0", "1"), ())
 
 
-def children() -> list[int]:
-    """Processes that this one has started."""
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return [int(child) for file in found for child in file.read_text().split()]
+def descendants(process: int) -> list[int]:
+    """What a process has started, and what those have: silos are forked in a nursery."""
+    found = [
+        int(child) for file in Path(f"/proc/{process}/task").glob("*/children") for child in file.read_text().split()
+    ]
+    return found + [pid for child in found for pid in descendants(child)]
 
 
 def own_memory(process: int) -> float:
@@ -55,7 +57,7 @@ class Watch:
         print("round  s so far  server MB  silos MB  largest MB  directory MB", flush=True)
 
     def __call__(self, x: Any, row: dict[str, float]) -> None:
-        each = [own_memory(child) for child in children()]
+        each = [own_memory(child) for child in descendants(os.getpid())]
         self.silos.append(sum(each))
         print(
             f"{row['round']:5.0f} {time.monotonic() - self.began:9.1f} {own_memory(os.getpid()):10.0f} "
