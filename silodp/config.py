@@ -130,7 +130,7 @@ class ScaleConfig(Section):
 class WhitenConfig(GrownSection):
     """Stages before training: features are centred and whitened by private moments (silodp.stages.whiten)."""
 
-    added = ("blocks",)
+    added = ("blocks", "lengthen")
 
     share: float = Field(default=0.2, gt=0, lt=1, description="part of mu^2 that the second moment takes")
     moment: Literal["full", "diagonal", "blocks"] = Field(
@@ -149,6 +149,11 @@ class WhitenConfig(GrownSection):
     scale: float | list[float] | None = Field(
         default=None,
         description="public factor that makes features about 1 long, or one for each; 1 / sqrt(d) when left out",
+    )
+    lengthen: float | None = Field(
+        default=None,
+        gt=0,
+        description="the most that steps grow by on whitened features; the number of their directions when left out",
     )
     target: float = Field(
         default=1.0, gt=0, description="expected deviation of a number to predict: the unit of clip norms of `auto`"

@@ -17,7 +17,7 @@ from silodp.releases import Statistic, packed
 from silodp.run.prepare import prepare
 from silodp.sampling import MOVES
 from silodp.stages.blocks import SHORTER, Blocks
-from silodp.stages.whiten import rescaling_of, whitening_of
+from silodp.stages.whiten import Moment, rescaling_of
 from tests.conftest import made_data
 from tests.patients import SCHEMA
 
@@ -74,7 +74,7 @@ def test_blocks_are_whitened_each_by_itself():
 
 
 def test_blocks_of_one_feature_and_one_of_all_are_nearly_the_other_moments():
-    """Beside the ridge, and the constant, which only a full moment asks about."""
+    """Beside the ridge."""
     rng = np.random.default_rng(2)
     features = rng.normal(size=(4000, 4)) * [3, 1, 0.3, 0.1]
     moment = features.T @ features / 4000
@@ -83,9 +83,7 @@ def test_blocks_of_one_feature_and_one_of_all_are_nearly_the_other_moments():
         np.diag(apart.matrix), rescaling_of(jnp.asarray(np.diag(moment), jnp.float32), 1e-9, 1.0).matrix, rtol=1e-3
     )
     whole = Blocks.of(1e3, [5] * 4, 1.0).whitening(packed(jnp.asarray(moment, jnp.float32)), 1e-9)
-    known = np.zeros((5, 5))
-    known[:4, :4], known[4, 4] = moment, 1
-    full = whitening_of(packed(jnp.asarray(known, jnp.float32)), 1e-9, 1.0)
+    full = Moment.of(1e3, 4, 1.0).whitening(packed(jnp.asarray(moment, jnp.float32)), 1e-9)
     np.testing.assert_allclose(whole.matrix, full.matrix, rtol=1e-3, atol=1e-4)
 
 

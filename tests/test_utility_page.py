@@ -9,7 +9,7 @@ import pytest
 
 from bench import utility
 from bench.families import DEFAULTS, prescribed_under
-from bench.tasks import TASKS
+from bench.tasks import SMALL, TASKS, TINY
 from bench.utility_page import best, cells_of, defaults_table, methods_table, regrets, splits_table, summary
 
 FOUND = {
@@ -98,11 +98,12 @@ def test_a_stopped_run_has_all_tasks_and_what_counts_most():
     early = [method for seed, _, method in jobs if seed < 5]
     assert early.index(DEFAULTS) > max(i for i, method in enumerate(early) if method in utility.LATER)
     splits = lambda *job: sum(each[1:] == job for each in jobs)
-    assert (splits("magic", "auto"), splits("wbcd", "auto")) == (5, 15)
-    assert (splits("magic", "spider"), splits("wbcd", "spider")) == (utility.FEW["spider"], 3 * utility.FEW["spider"])
+    assert (splits("magic", "auto"), splits("wbcd", "auto")) == (5, 60)
+    assert (splits("magic", "spider"), splits("wbcd", "spider")) == (utility.FEW["spider"], 12 * utility.FEW["spider"])
 
 
 def test_small_tasks_are_those_of_few_records():
     there = {name: len(task.read()[0]) for name, task in TASKS.items() if "bunch" in task.read.__qualname__}
     assert there.keys() >= {"wbcd", "digits", "wine", "diabetes"}
-    assert all(TASKS[name].small == (count < 2500) for name, count in there.items())
+    told = {name: TINY if count <= 1000 else SMALL if count < 2500 else 1 for name, count in there.items()}
+    assert {name: TASKS[name].times for name in there} == told

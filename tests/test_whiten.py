@@ -25,6 +25,7 @@ from silodp.releases import Account, Squares, packed, unpacked
 from silodp.run.prepare import prepare
 from silodp.run.sweep import run_configs
 from silodp.sampling import SQUARES_MOVE
+from silodp.stages.kinds import kind_of
 from silodp.stages.maps import Whitening
 from silodp.stages.whiten import Moment, reach_of, rescaling_of, shift_of, told_from_noise, whitening_of
 from tests.conftest import made_data
@@ -69,19 +70,38 @@ def test_squares_are_clipped_sums_and_move_by_at_most_their_bound(n):
 def test_whitened_features_have_length_one_and_no_preferred_direction():
     rng = np.random.default_rng(1)
     features = (rng.normal(size=(4000, 3)) @ np.array([[2.0, 1, 0], [0, 0.5, 0], [0, 0, 0.1]])).astype(np.float32)
-    rows = np.hstack([0.5 * features, np.ones((4000, 1))])
-    whitening = whitening_of(packed(jnp.asarray(rows.T @ rows / 4000, jnp.float32)), 1e-9, 0.5)
+    moment = packed(jnp.asarray(0.25 * features.T @ features / 4000, jnp.float32))
+    whitening = whitening_of([moment], [range(3)], 1e-9, 0.5)
     mapped = np.asarray(whitening.features(jnp.asarray(features)))
     assert whitening.directions == pytest.approx(4, rel=1e-3)
-    np.testing.assert_allclose(mapped.T @ mapped / 4000, np.eye(4) / 4, atol=2e-3)
+    np.testing.assert_allclose(np.cov(mapped[:, :3].T, bias=True), np.eye(3) / 4, atol=2e-3)
+    np.testing.assert_allclose(mapped[:, 3], 1 / 2, atol=2e-3)  # the constant, which nobody was asked about
 
 
 def test_noise_in_the_moment_shrinks_what_cannot_be_told_from_it():
     moment = packed(jnp.diag(jnp.array([1.0, 1.0, 1e-4])))
-    rough = whitening_of(moment, 0.01, 1.0)
-    assert rough.directions == pytest.approx(2 / (1 + 0.01 * np.sqrt(6)), rel=0.01)
-    blind = whitening_of(moment, 1.0, 1.0)  # nothing can be told: no direction is preferred, not by noise either
-    np.testing.assert_allclose(blind.matrix, blind.matrix[0, 0] * np.eye(3), atol=1e-6)
+    rough = whitening_of([moment], [range(3)], 0.01, 1.0)
+    assert rough.directions == pytest.approx(3 / (1 + 0.02), rel=0.01)  # two of them, and the constant
+    blind = whitening_of([moment], [range(3)], 1.0, 1.0)  # no direction is preferred, not by noise either
+    np.testing.assert_allclose(blind.matrix[:3, :3], blind.matrix[0, 0] * np.eye(3), atol=1e-6)
+
+
+def test_steps_grow_with_the_directions_up_to_a_limit():
+    made = Whitening(np.eye(3, dtype=np.float32), 20.0)
+    assert (made.longer, replace(made, lengthen=5.0).longer, replace(made, lengthen=50.0).longer) == (20, 5, 20)
+    plan = make_plan(case(whiten={"lengthen": 1.5}), Facts((60, 35, 45), ("a", "b", "c"), ("float32[5]", "int32[]")))
+    stage = plan.at("whiten")
+    released = packed(jnp.eye(5) / 5)
+    assert (
+        stage_map(stage, released).longer
+        == 1.5
+        < stage_map(make_plan(case(), plan.facts).at("whiten"), released).longer
+    )
+    assert "lengthen" not in make_plan(case(), plan.facts).to_json()["config"]["whiten"]
+
+
+def stage_map(stage, released):
+    return kind_of("whiten").derived(stage, released)
 
 
 def test_features_that_are_scaled_by_themselves():
@@ -102,7 +122,7 @@ def test_what_is_too_long_is_shortened_and_nothing_else_changes():
     np.testing.assert_allclose(short.features(rows)[:, :2], [[0.6, 0.8], [0.3, 0.4], [0, 0]], rtol=1e-6)
     np.testing.assert_array_equal(plain.features(rows)[:, :2], rows)
     assert set(short.arrays) == {"whitening", "reach"} and set(plain.arrays) == {"whitening"}
-    assert reach_of(1.5, 0.5) == pytest.approx(2 * np.sqrt(1.25))
+    assert reach_of(1.5) == pytest.approx(np.sqrt(1.25))
 
 
 def test_eigenvalues_without_their_noise():
@@ -221,9 +241,9 @@ def test_a_silo_goes_through_its_stages_once_and_in_order():
     for told, match in wrong:
         with pytest.raises(Refused, match=f"leave: .*{match}"):
             server.leave("whiten", told)
-    server.leave("whiten", packed(jnp.eye(6)))
+    server.leave("whiten", packed(jnp.eye(5)))
     with pytest.raises(Refused, match="nothing is made of what train released"):
-        server.leave("train", packed(jnp.eye(6)))
+        server.leave("train", packed(jnp.eye(5)))
     with pytest.raises(Refused, match="the agreed algorithm asks only"):
         server.answer("ask", "moment", 1, [])
     server.start(jnp.zeros(6))

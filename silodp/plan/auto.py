@@ -4,13 +4,17 @@ The recipe was found by measurement (`python -m bench.utility` measures it again
 second moment, then few rounds of DP-GD with long steps, a little momentum and the mean of the last iterates. Its
 constants are the same for all data.
 
-    nu   = sqrt(features) * (noise on the average gradient, in clip norms, were it the only release)
+    nu   = sqrt(features) * |(noise on the average gradient, in clip norms, were it the only release), LUCK / records|
     dear = (largest eigenvalue of the noise in a full second moment) / (mean eigenvalue of the moment)
 
 nu is the length of the noise relative to the longest signal, for one class. The smaller a task is, the larger nu, and
-the lower the clip norms, and with them the length of a step: noise is then worse than bias. A moment that is too dear
-tells less than it costs: then each feature is scaled by its own mean square, which is far fewer numbers. Under a
-shuffler sums of rounded integers and coins are released (P_vec), whose noise is hardly more than a trusted server's.
+the lower the clip norms, and with them the length of a step: noise is then worse than bias. Where records are few and
+epsilon is large, not noise but what is peculiar to these records is worse than bias (LUCK). Whitened features allow for
+steps in proportion to their directions, but where there is much noise the best step depends on nu alone, on all tasks
+and for all ways of whitening: what a step adds to the model's noise is step * clip norm * nu. What noise hides of a
+moment is not used (silodp.stages.whiten), so a full one is never much worse than a diagonal, however dear it is.
+Under a shuffler sums of rounded integers and coins are released (P_vec), whose noise is hardly more than a trusted
+server's.
 Networks: silodp.plan.auto_networks.
 """
 
@@ -33,13 +37,15 @@ from silodp.stages.whiten import dearness
 
 ROUNDS, AVERAGE = 20, 10
 OPTIMISER = {"kind": "nesterov", "momentum": 0.5}
-DEAR = 25.0  # from here on a diagonal is as good as a full moment, or better
 MOST_FEATURES = 2000  # of a full moment: beyond, its numbers are too many to compute and send
-SHARES = {"full": 0.15, "diagonal": 0.05}  # of mu^2
+SHARES = {"full": 0.1, "diagonal": 0.05}  # of mu^2
+NOISE_OF_STEPS, SHORTEST = 0.18, 1.25  # the most that steps are lengthened by, times nu; but no less than this
+LUCK = 2.5  # what records by themselves are worth in noise, divided by how many there are
 # Numbers become broken lines (an additive model) of the most knots whose features have a moment that is no dearer than
 # this: the gas turbine gains .1, California .02 to .06, covtype .01; California loses .02 at 8.
 KNOTS, DEAR_IN_PIECES = (7, 5, 3), 6.0
-RECORDS_FOR_PIECES = 100  # for each feature, where there is no noise
+RECORDS_FOR_PIECES = 12  # for each feature, at least
+RECORDS_WITHOUT_NOISE = 100  # the same where no noise keeps the lines straight
 # P_vec rounds each number to a grid: what this adds to a sum's sensitivity is 2 sqrt(numbers) / levels of it.
 LEVELS, FEWEST_LEVELS, MOST_LEVELS = 20, 200, 2000  # a root of the numbers; more make larger tables of coins
 LARGEST_SUM = 2**30  # in units of the grid
@@ -68,24 +74,6 @@ RECIPES = {
 }
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why a second moment was chosen: what everybody may know."""
-
-    features: int
-    dear: float
-    moment: str
-
-    @property
-    def text(self) -> str:
-        ratio = f"its noise would be {self.dear:.2g} times its mean eigenvalue"
-        if self.moment == "full":
-            return f"a full second moment of {self.features} features pays: {ratio} (limit {DEAR:g})"
-        if self.features > MOST_FEATURES:
-            return f"a full second moment of {self.features} features has too many numbers (limit {MOST_FEATURES})"
-        return f"a full second moment of {self.features} features is too dear: {ratio} (limit {DEAR:g})"
-
-
 def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]) -> Config:
     """The config with everything that it leaves to `auto`; what the user has given stays.
 
@@ -107,7 +95,7 @@ def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]
     std = 0.0
     if private:
         std = noise(single_release(config, options))
-        options["clip"] = recipe.clip_at(nu_of(facts, std))
+        options["clip"] = recipe.clip_at(nu_of(config, facts, std))
         if recipe is SQUARES:  # whose gradients are as long as what is left of the target
             options["clip"] *= (config.whiten or WhitenConfig()).target
     given = config.algorithm.model_dump(exclude_unset=True, exclude={"name"})
@@ -122,27 +110,39 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     if not config.privacy.private:
         return ["without a target there is no noise: a full second moment costs nothing"]
     std = whole(config, noise)
-    nu = nu_of(facts, std)
+    nu = nu_of(config, facts, std)
     recipe = RECIPES[config.model.kind]
-    clip = f"noise of the whole budget in one release is {nu:.2g} of the longest gradient"
+    alone = "noise of the whole budget in one release, with what is peculiar to the records"
+    clip = f"{alone}, is {nu:.2g} of the longest gradient"
     lower = f"clip norms are {recipe.clip_at(nu) / recipe.clip:.0%} of those of large tasks: {clip}"
     full = f"clip norms are those of large tasks: {clip} (limit {recipe.noise:g})"
     given = config.whiten is not None and "moment" in config.whiten.model_fields_set
     clip_norm = (config.whiten or WhitenConfig()).clip
-    moment = [] if given else [reason_of(facts, std, clip_norm).text, lines_reason(features_of(facts), std, clip_norm)]
-    return [*moment, full if nu <= recipe.noise else lower]
+    features = features_of(facts)
+    lines = lines_reason(features, sum(facts.sizes), std, clip_norm)
+    moment = [] if given else [moment_reason(features, std, clip_norm), lines]
+    steps = f"steps grow with the whitened directions, at most {longest_steps(nu):.3g} times: noise grows with them"
+    return [*moment, full if nu <= recipe.noise else lower, steps]
 
 
-def lines_reason(features: int, std: float, clip: float) -> str:
+def moment_reason(features: int, std: float, clip: float) -> str:
+    if features > MOST_FEATURES:
+        return f"a full second moment of {features} features has too many numbers (limit {MOST_FEATURES})"
+    noise = f"its noise is {dear(features, std, clip):.2g} times its mean eigenvalue"
+    return f"a full second moment of {features} features: {noise}, and pairs count by what their noise is worth"
+
+
+def lines_reason(features: int, records: int, std: float, clip: float) -> str:
     """Of numbers alone: a schema says which features are numbers, and the estimators ask it."""
-    dear = {knots: dear_in_pieces((knots + 1) * features, std, clip) for knots in KNOTS}
-    paying = next((knots for knots in KNOTS if dear[knots] <= DEAR_IN_PIECES), 0)
-    told = "a full second moment of all knots would have noise of {:.2g} times its mean eigenvalue (limit {:g})"
-    if paying:
-        return f"broken lines of {paying} knots pay, were all features numbers: " + told.format(
-            dear[paying], DEAR_IN_PIECES
-        )
-    return "broken lines are too dear, were all features numbers: " + told.format(dear[KNOTS[-1]], DEAR_IN_PIECES)
+    in_pieces = lambda knots: (knots + 1) * features
+    knots = paying_knots(in_pieces, records, std, clip)
+    count = in_pieces(knots or KNOTS[-1])
+    noise = f"a second moment of all knots has noise of {dear(count, std, clip):.2g} times its mean eigenvalue"
+    why = (
+        f"{noise} (limit {DEAR_IN_PIECES:g}), with {records / count:.3g} records for each (limit {RECORDS_FOR_PIECES})"
+    )
+    verdict = f"broken lines of {knots} knots pay" if knots else "broken lines do not pay"
+    return f"{verdict}, were all features numbers: {why}"
 
 
 def whole(config: Config, noise: Callable[[Config], float]) -> float:
@@ -158,16 +158,23 @@ def knots_that_pay(
 ) -> int:
     """Of the broken lines that numbers become; 0 where they do not. features(knots): how many there would be."""
     check_recipe(config)
+    records = sum(facts.sizes)
     if not config.privacy.private:
-        pays = lambda count: sum(facts.sizes) >= RECORDS_FOR_PIECES * count
-    else:
-        std, clip = whole(config, noise), (config.whiten or WhitenConfig()).clip
-        pays = lambda count: dear_in_pieces(count, std, clip) <= DEAR_IN_PIECES
-    return next((knots for knots in KNOTS if pays(features(knots))), 0)
+        return next((knots for knots in KNOTS if records >= RECORDS_WITHOUT_NOISE * features(knots)), 0)
+    return paying_knots(features, records, whole(config, noise), (config.whiten or WhitenConfig()).clip)
 
 
-def dear_in_pieces(features: int, std: float, clip: float) -> float:
-    return dearness(features + 1, std / math.sqrt(SHARES["full"]), clip)
+def paying_knots(features: Callable[[int], int], records: int, std: float, clip: float) -> int:
+    for knots in KNOTS:
+        count = features(knots)
+        if dear(count, std, clip) <= DEAR_IN_PIECES and records >= RECORDS_FOR_PIECES * count:
+            return knots
+    return 0
+
+
+def dear(features: int, std: float, clip: float) -> float:
+    """std: of the whole budget in one gradient, as for `chosen_config`."""
+    return dearness(features, std / math.sqrt(SHARES["full"]), clip)
 
 
 def check_recipe(config: Config) -> None:
@@ -206,26 +213,30 @@ def single_release(config: Config, options: Mapping[str, Any]) -> Config:
 
 def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
     given = {} if config.whiten is None else config.whiten.model_dump(exclude_unset=True)
-    moment = given.get("moment") or reason_of(facts, std, WhitenConfig(**given).clip).moment
+    moment = given.get("moment") or ("full" if features_of(facts) <= MOST_FEATURES else "diagonal")
     from silodp.data.preprocess import unit_length  # here: most plans have nothing to choose
 
     scale = {"scale": 1.0} if unit_length(config.data.preprocess) else {}
-    return {"moment": moment, "share": SHARES.get(moment, SHARES["diagonal"])} | scale | given
+    steps = {"lengthen": longest_steps(nu_of(config, facts, std))} if std else {}
+    return {"moment": moment, "share": SHARES.get(moment, SHARES["diagonal"])} | steps | scale | given
 
 
-def reason_of(facts: Facts, std: float, clip: float) -> Reason:
-    """std: as for `chosen_config`, of the whole budget in one gradient."""
-    features = features_of(facts)
-    dear = dearness(features + 1, std / math.sqrt(SHARES["full"]), clip)
-    return Reason(features, dear, "full" if dear <= DEAR and features <= MOST_FEATURES else "diagonal")
+def longest_steps(nu: float) -> float:
+    return max(SHORTEST, NOISE_OF_STEPS / nu)
 
 
 def tree_of(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     return config.model_dump(exclude_unset=True) | {"algorithm": options}
 
 
-def nu_of(facts: Facts, std: float) -> float:
-    return math.sqrt(features_of(facts) + 1) * std
+def nu_of(config: Config, facts: Facts, std: float) -> float:
+    return math.sqrt(weight_of(config, facts) + 1) * math.hypot(std, LUCK / sum(facts.sizes))
+
+
+def weight_of(config: Config, facts: Facts) -> float:
+    """How many features there are; those that a schema expects to be short (of missing cells) count by their square."""
+    scale = None if config.whiten is None else config.whiten.scale
+    return sum((each / max(scale)) ** 2 for each in scale) if isinstance(scale, list) else features_of(facts)
 
 
 def features_of(facts: Facts) -> int:

@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
 from silodp.core import Algorithm, Federation, Silo
 from silodp.facts import Stream
 from silodp.prox import build_prox
-from silodp.releases import Answer, Vector, packed, unpacked
+from silodp.releases import Answer, Vector, packed
 from silodp.sampling import Full
 from silodp.stages import whiten
 from silodp.stages.maps import Whitening
@@ -79,39 +80,6 @@ class Blocks(Algorithm):
         return [Stream(whiten.MOMENT, len(rounds), Full(), dimension=sum(self.lengths))]
 
     def whitening(self, released: Vector, std: float) -> Whitening:
-        """As `whiten.whitening_of`, block by block; the constant's mean square is known."""
-        parts = np.split(np.asarray(released), np.cumsum(self.lengths)[:-1])
-        matrices = [np.asarray(unpacked(jnp.asarray(part)), np.float64) for part in parts]
-        pairs = [matrix - np.diag(np.diag(matrix)) for matrix in matrices]
-        count = sum(matrix.size - len(matrix) for matrix in matrices)
-        worth = whiten.worth_of(np.concatenate([each.ravel() for each in pairs]), count * std**2 / 2)
-        squares = whiten.clear_squares(np.concatenate([np.diag(matrix) for matrix in matrices]), std)
-        diagonals = np.split(squares, np.cumsum([len(block) for block in self.blocks])[:-1])
-        found = [_eigen(d, worth * p, worth * std) for d, p in zip(diagonals, pairs, strict=True)]
-        return self._map(found, std)
-
-    def _map(self, found: Sequence[tuple[np.ndarray, np.ndarray, float]], std: float) -> Whitening:
-        """found: of every block the eigenvalues, the eigenvectors, and how much the noise adds to a value."""
-        least = max(whiten.SMALLEST_RIDGE * float(np.mean([*np.concatenate([v for v, _, _ in found]), 1.0])), 1e-30)
-        ridges = [max(noise + whiten.CLEAR * std, least) for *_, noise in found]
-        last = max(whiten.CLEAR * std, least)
-        worth = [float(np.sum(v / (v + ridge))) for (v, _, _), ridge in zip(found, ridges, strict=True)]
-        directions = max(1.0, sum(worth) + 1 / (1 + last))
-        size = sum(map(len, self.blocks))
-        root = np.zeros((size + 1, size + 1))
-        for block, (values, vectors, _), ridge in zip(self.blocks, found, ridges, strict=True):
-            root[np.ix_(block, block)] = (vectors / np.sqrt((values + ridge) * directions)) @ vectors.T
-        root[-1, -1] = 1 / math.sqrt((1 + last) * directions)
-        root[:, :-1] *= np.asarray(self.scale)
-        return Whitening(root.astype(np.float32), SHORTER * directions)
-
-
-def _eigen(
-    squares: Float[np.ndarray, " k"], pairs: Float[np.ndarray, "k k"], std: float
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """std: of the noise that is left in the pairs."""
-    values, vectors = np.linalg.eigh(np.diag(squares) + pairs)
-    if len(values) == 1:
-        return np.maximum(values, 0), vectors, 0.0
-    noise = math.sqrt(2 * len(values)) * std
-    return whiten.told_from_noise(values, noise), vectors, noise
+        parts = jnp.split(released, np.cumsum(self.lengths)[:-1].tolist())
+        made = whiten.whitening_of(parts, self.blocks, std, np.asarray(self.scale))
+        return replace(made, directions=SHORTER * made.directions)

@@ -81,8 +81,9 @@ class Centre(Kind):
         return None if config.whiten is None else config.whiten.centre or None
 
     def algorithm(self, config: Config, facts: Facts) -> whiten.Centre:
-        assert config.whiten is not None
-        return whiten.Centre.of(config.whiten.clip, features_of(facts, "whiten"), scale_of(config.whiten, facts))
+        asked = config.whiten
+        assert asked is not None
+        return whiten.Centre.of(asked.clip, features_of(facts, "whiten"), scale_of(asked, facts))
 
     def derived(self, plan: Plan, released: Vector) -> Map:
         asked = plan.algorithm
@@ -104,7 +105,7 @@ class Whiten(Kind):
         if asked.moment == "blocks":
             return Blocks.of(asked.clip, blocks_of(config, facts), scale_of(asked, facts))
         made = whiten.Moment if asked.moment == "full" else whiten.Diagonal
-        return made.of(asked.clip, features_of(facts, self.name) + 1, scale_of(asked, facts))
+        return made.of(asked.clip, features_of(facts, self.name), scale_of(asked, facts))
 
     def leaves(self, facts: Facts) -> Facts:
         assert facts.record is not None
@@ -114,8 +115,8 @@ class Whiten(Kind):
         asked, section = plan.algorithm, plan.config.whiten
         assert isinstance(asked, whiten.Moment | whiten.Diagonal | Blocks) and section is not None
         std = plan.std_of_average(whiten.MOMENT) * asked.unit
-        made = asked.whitening(released, std)
-        return replace(made, reach=whiten.reach_of(section.clip, float(asked.scale))) if section.shorten else made
+        made = replace(asked.whitening(released, std), lengthen=section.lengthen)
+        return replace(made, reach=whiten.reach_of(section.clip) / float(asked.scale)) if section.shorten else made
 
 
 def blocks_of(config: Config, facts: Facts) -> list[int]:

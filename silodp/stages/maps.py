@@ -56,17 +56,19 @@ class Whitening:
     """The linear map to whitened features, and how many directions of them carry signal.
 
     matrix: of (features, 1); its diagonal where each feature is scaled by itself. reach: longer features are shortened
-    to this first, because what is far from all others would decide everything after whitening.
+    to this first, because what is far from all others would decide everything after whitening. lengthen: the most that
+    steps grow by.
     """
 
     matrix: Float[np.ndarray, "k *k"]
     directions: float
     reach: float = math.inf
+    lengthen: float | None = None
 
     @property
     def longer(self) -> float:
         """Steps are in units of what the loss allows: its curvature is that of one direction in `directions`."""
-        return self.directions
+        return self.directions if self.lengthen is None else min(self.directions, self.lengthen)
 
     def features(self, features: Features) -> Features:
         if math.isfinite(self.reach):

@@ -1,19 +1,24 @@
 """Features centred and whitened by their private mean and second moment: two stages before the training.
 
-    m = private mean of scale * features, |scale * features| <= clip; moved towards 0 by what its noise is worth
-    A = private mean of a a^T,  a = (scale * (features - m), 1), |a| <= clip
+    m = private mean of scale * features, which are at most `reach` long, reach^2 = clip^2 - 1: with a constant 1 beside
+        them a record is at most `clip` long; m is moved towards 0 by what its noise is worth
+    A = private mean of a a^T,  a = scale * (features - m), |a| <= reach
     P = (A + ridge)^(-1/2),     A's entries off the diagonal are first moved towards 0 by what their noise is worth;
                                 ridge: the size of the noise that is left; eigenvalues that noise alone could have made
-                                are replaced by their mean
-    every silo replaces its features by P a / sqrt(d_eff),  d_eff = sum of eigenvalues a / (a + ridge)
+                                are replaced by their mean. Directions of P A P that are clearly longer than 1 all the
+                                same, because they are sums of many small entries, are shortened to 1
+    every silo replaces its features by (P a, p) / sqrt(d_eff),  d_eff = sum of eigenvalues a / (a + ridge)
 
     moment = "diagonal": of A only the diagonal is asked for, k numbers in place of k (k + 1) / 2, and P is diagonal too
+
+p is what P would be for a constant 1 beside the features. Nobody is asked about it: its mean square is known, and its
+products with centred features are about 0. A record with it would be longer, and there would be twice the noise.
 
 Whitened features have length about 1 and no direction that matters more than another, so that one step size suits all.
 The map depends on the releases alone: whatever is trained on mapped records is as private as it is on others.
 
-Formal guarantee: one release `centre` over all records, of sensitivity (2 + rounding) * clip / n, and one release
-`moment`, of sensitivity (sqrt(2) + rounding) * clip^2 / n: two matrices a a^T are never further apart than that. A
+Formal guarantee: one release `centre` over all records, of sensitivity (2 + rounding) * reach / n, and one release
+`moment`, of sensitivity (sqrt(2) + rounding) * reach^2 / n: two matrices a a^T are never further apart than that. A
 diagonal is a mean of vectors with a clip norm of its own, and moves by (2 + rounding) of that / n.
 """
 
@@ -26,7 +31,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from silodp.core import Algorithm, Federation, Silo
 from silodp.facts import Stream
@@ -63,7 +68,8 @@ class Centre(Algorithm):
     @staticmethod
     def of(clip: float, features: int, scale: Scale | None) -> Centre:
         """`scale`: makes features about 1 long, for all or for each; left out, that of standardised ones."""
-        return Centre(jnp.float32(1.0), build_prox("none"), jnp.float32(clip), scale_of(features, scale), features)
+        longest = jnp.float32(reach_of(clip))
+        return Centre(jnp.float32(1.0), build_prox("none"), longest, scale_of(features, scale), features)
 
     @property
     def size(self) -> int:
@@ -83,18 +89,18 @@ class Centre(Algorithm):
 
 
 class Moment(Algorithm):
-    """One round: the second moment of the scaled features, with a constant beside them."""
+    """One round: the second moment of the scaled features."""
 
     queries: ClassVar = {"moment": ()}
 
-    clip: Any  # of a record's features, the constant included
+    clip: Any  # of a record's scaled features
     scale: Any
-    features: int = eqx.field(static=True)  # with the constant
+    features: int = eqx.field(static=True)
 
     @staticmethod
     def of(clip: float, features: int, scale: Scale | None) -> Moment:
-        scale_ = scale_of(features - 1, scale)
-        return Moment(jnp.float32(1.0), build_prox("none"), jnp.float32(clip), scale_, features)
+        longest = jnp.float32(reach_of(clip))
+        return Moment(jnp.float32(1.0), build_prox("none"), longest, scale_of(features, scale), features)
 
     @property
     def size(self) -> int:
@@ -107,7 +113,7 @@ class Moment(Algorithm):
         return State(fed.mean(self.moment))
 
     def moment(self, silo: Silo) -> Answer:
-        return silo.squares(lambda record: jnp.append(record[0] * self.scale, 1.0), self.clip**2, MOMENT)
+        return silo.squares(lambda record: record[0] * self.scale, self.clip**2, MOMENT)
 
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         return [Stream(MOMENT, len(rounds), Full(), dimension=self.size, squares=True)]
@@ -118,27 +124,27 @@ class Moment(Algorithm):
         return float(self.clip) ** 2
 
     def whitening(self, released: Vector, std: float) -> Whitening:
-        return whitening_of(released, std, np.asarray(self.scale))
+        return whitening_of([released], [range(self.features)], std, np.asarray(self.scale))
 
 
 class Diagonal(Algorithm):
-    """One round: the mean square of each scaled feature. That of the constant is known."""
+    """One round: the mean square of each scaled feature."""
 
     queries: ClassVar = {"moment": ()}
 
     clip: Any  # of the vector of squares
     scale: Any
-    features: int = eqx.field(static=True)  # with the constant
+    features: int = eqx.field(static=True)
 
     @staticmethod
     def of(clip: float, features: int, scale: Scale | None) -> Diagonal:
-        count = max(1, features - 1)
-        longest = min(clip**2, SPREAD / math.sqrt(count))
-        return Diagonal(jnp.float32(1.0), build_prox("none"), jnp.float32(longest), scale_of(count, scale), count + 1)
+        longest = min(clip**2, SPREAD / math.sqrt(features))
+        factors = scale_of(features, scale)
+        return Diagonal(jnp.float32(1.0), build_prox("none"), jnp.float32(longest), factors, features)
 
     @property
     def size(self) -> int:
-        return self.features - 1
+        return self.features
 
     @property
     def unit(self) -> float:
@@ -180,28 +186,65 @@ def worth_of(told: Float[np.ndarray, "..."], noise: float) -> float:
     return max(0.0, 1 - noise / length) if length > 0 else 0.0
 
 
-def whitening_of(moment: Vector, std: float, scale: Any) -> Whitening:
-    """From a released moment, the std of the noise in each of its numbers, and its features' scale."""
-    matrix = np.asarray(unpacked(moment), np.float64)
-    pairs = matrix - np.diag(np.diag(matrix))
-    worth = worth_of(pairs, len(pairs) * (len(pairs) - 1) * std**2 / 2)  # pairs are packed sqrt(2) times as long
-    values, vectors = np.linalg.eigh(np.diag(clear_squares(np.diag(matrix), std)) + worth * pairs)
-    noise = worth * math.sqrt(2 * len(values)) * std  # the noise of pairs alone has eigenvalues up to this
-    values = told_from_noise(values, noise)
-    ridge = max(noise + CLEAR * std, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
-    directions = max(1.0, float(np.sum(values / (values + ridge))))
-    root = (vectors / np.sqrt((values + ridge) * directions)) @ vectors.T
+def whitening_of(
+    moments: Sequence[Float[Array, " _"]], blocks: Sequence[Sequence[int]], std: float, scale: Any
+) -> Whitening:
+    """From released moments, packed, of blocks of the features, and the std of the noise in each of their numbers.
+
+    One block of all features is a full moment.
+    """
+    matrices = [np.asarray(unpacked(jnp.asarray(each)), np.float64) for each in moments]
+    pairs = [matrix - np.diag(np.diag(matrix)) for matrix in matrices]
+    count = sum(matrix.size - len(matrix) for matrix in matrices)
+    noise = count * std**2 / 2  # pairs are packed sqrt(2) times as long
+    worth = worth_of(np.concatenate([each.ravel() for each in pairs]), noise)
+    squares = clear_squares(np.concatenate([np.diag(matrix) for matrix in matrices]), std)
+    diagonals = np.split(squares, np.cumsum([len(block) for block in blocks])[:-1])
+    found = [eigen(d, worth * p, worth * std) for d, p in zip(diagonals, pairs, strict=True)]
+    least = max(SMALLEST_RIDGE * float(np.mean([*np.concatenate([v for v, _, _ in found]), 1.0])), 1e-30)
+    ridges = [max(noise + CLEAR * std, least) for *_, noise in found]
+    last = max(CLEAR * std, least)
+    told = [float(np.sum(v / (v + ridge))) for (v, _, _), ridge in zip(found, ridges, strict=True)]
+    directions = max(1.0, sum(told) + 1 / (1 + last))
+    root = np.zeros((squares.size + 1, squares.size + 1))
+    for block, matrix, (values, vectors, _), ridge in zip(blocks, matrices, found, ridges, strict=True):
+        whitened = (vectors / np.sqrt(values + ridge)) @ vectors.T
+        root[np.ix_(block, block)] = shortened(whitened, matrix, std) / math.sqrt(directions)
+    root[-1, -1] = 1 / math.sqrt((1 + last) * directions)
     root[:, :-1] *= scale
     return Whitening(root.astype(np.float32), directions)
+
+
+def eigen(
+    squares: Float[np.ndarray, " k"], pairs: Float[np.ndarray, "k k"], std: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Eigenvalues, eigenvectors, and how much noise adds to a value. std: of the noise that is left in the pairs."""
+    values, vectors = np.linalg.eigh(np.diag(squares) + pairs)
+    if len(values) == 1:
+        return np.maximum(values, 0), vectors, 0.0
+    noise = math.sqrt(2 * len(values)) * std  # that of pairs alone has eigenvalues up to this
+    return told_from_noise(values, noise), vectors, noise
+
+
+def shortened(
+    whitened: Float[np.ndarray, "k k"], moment: Float[np.ndarray, "k k"], std: float
+) -> Float[np.ndarray, "k k"]:
+    """The map without directions in which the released moment is clearly longer than 1: steps would be too long there.
+
+    Pairs lose as much of a few long directions, which noise hardly hides, as of everything else.
+    """
+    values, vectors = np.linalg.eigh(whitened @ moment @ whitened)
+    noise = math.sqrt(2 * len(moment)) * std * np.sum((whitened @ vectors) ** 2, axis=0)
+    return (vectors / np.sqrt(np.maximum(1.0, values - noise))) @ vectors.T @ whitened
 
 
 def dearness(features: int, std: float, clip: float) -> float:
     """Of a full moment that is not released: its noise's largest eigenvalue over the moment's mean eigenvalue.
 
-    features: with the constant. std: on the average gradient, in clip norms, at the moment's share of the budget.
-    Features are about 1 long, so that eigenvalues have the mean 1 / features.
+    std: on the average gradient, in clip norms, at the moment's share of the budget. Features are about 1 long, so that
+    eigenvalues have the mean 1 / features.
     """
-    return math.sqrt(2 * features) * std * (SQUARES_MOVE / MOVES) * clip**2 * features
+    return math.sqrt(2 * features) * std * (SQUARES_MOVE / MOVES) * reach_of(clip) ** 2 * features
 
 
 def rescaling_of(squares: Vector, std: float, scale: Any) -> Whitening:
@@ -222,9 +265,9 @@ def clear_squares(told: Float[np.ndarray, " k"], std: float) -> Float[np.ndarray
     return np.where(clear, told, left)
 
 
-def reach_of(clip: float, scale: float) -> float:
-    """The longest features, unscaled, that have room for the constant within the clip norm."""
-    return math.sqrt(max(clip**2 - 1, clip**2 / 4)) / scale
+def reach_of(clip: float) -> float:
+    """The longest scaled features that have room for a constant 1 within the clip norm."""
+    return math.sqrt(max(clip**2 - 1, clip**2 / 4))
 
 
 def told_from_noise(values: Float[np.ndarray, " k"], noise: float) -> Float[np.ndarray, " k"]:
