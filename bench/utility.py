@@ -53,6 +53,7 @@ QUICK = (1.0, 3.0)
 MOST_FEATURES = 400  # in pieces
 DIGITS = 5  # of kept numbers
 WHITEN = {"scale": 1.0}
+UNPRIVATE = {"linear": linear_model, "trees": trees}
 FIRST = ["auto", *SEARCHES, "objective", "adassp", "no privacy", "local"]  # what a stopped run should have
 LATER = [*FAMILIES, "auto, other constants", "auto, other knots", "opacus", "diffprivlib", "dp-ebm"]
 STAGES = (FIRST, LATER, [DEFAULTS])  # all tasks have one before any has the next
@@ -178,8 +179,7 @@ def measured(name: str, seed: int, method: str, epsilons: tuple[float, ...], kep
     key = lambda cell: f"{name}|{cell[0]:g}|{cell[1]}|{method}|{seed}"
     task = TASKS[name]
     if method == "no privacy":
-        told = {"linear": linear_model, "trees": trees}
-        missing = {m: f for m, f in told.items() if f"{name}|none|none|{m}|{seed}" not in kept.found}
+        missing = {m: f for m, f in UNPRIVATE.items() if f"{name}|none|none|{m}|{seed}" not in kept.found}
         made = split_of(name, seed) if missing else None
         for m, f in missing.items():
             assert made is not None
@@ -283,8 +283,19 @@ def measure(jobs: list[dict[str, Any]], kept: Kept, place: Place | None) -> None
         for job in jobs:
             measured(**job, kept=kept)
         return
-    for _, text in spread(JOB, [json.dumps(job | {"known": kept.found}) for job in jobs], place):
+    known = known_by_job(kept.found)
+    told = [json.dumps(job | {"known": known.get((job["name"], job["method"], job["seed"]), {})}) for job in jobs]
+    for _, text in spread(JOB, told, place):
         kept.keep(json.loads(text))
+
+
+def known_by_job(found: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """By task, method and split: all that is known, with every one of thousands of jobs, would not fit into memory."""
+    known: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for key in (each for each in found if each.count("|") == 4):
+        task, *_, method, seed = key.split("|")
+        known.setdefault((task, "no privacy" if method in UNPRIVATE else method, int(seed)), {})[key] = found[key]
+    return known
 
 
 def jobs_of(
