@@ -14,6 +14,7 @@ within the block of records at hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import combinations
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from silodp.doubles import rounded
 from silodp.gradients.blocks import in_runs, weighted_rows
 from silodp.gradients.layers import CONV, EMBED, LEAF
 from silodp.gradients.structure import Layer
@@ -76,7 +78,7 @@ class DenseFactors(eqx.Module):
 
     def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
         sums = [self._sums_of(t, t.cotangents * scale, run) for t in self.terms]
-        weight, bias = (jnp.concatenate(parts) for parts in zip(*sums, strict=True))
+        weight, bias = (reduce(jnp.add, map(rounded, parts)) for parts in zip(*sums, strict=True))
         return weight, bias if self.has_bias else None
 
     def _sums_of(self, t: Term, scaled: Array, run: int) -> tuple[Array, Array]:

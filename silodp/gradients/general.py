@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from silodp.gradients.blocks import clip_factor, computed_once, sum_in_blocks, weighted_rows
+from silodp.gradients.blocks import clip_factor, computed_once, paired, sum_in_blocks, weighted_rows
 from silodp.gradients.difference import difference
 from silodp.gradients.structure import Loss
 
@@ -68,6 +68,6 @@ def clipped_sum(
 
     def block_sum(block: PyTree, block_weights: Array) -> PyTree:
         clipped = clipped_gradients(loss, points, coefficients, block, clip, block_weights > 0)
-        return jax.tree.map(lambda g: weighted_rows(block_weights, g), clipped)
+        return jax.tree.map(lambda g: paired(weighted_rows(block_weights, g)), clipped)
 
     return sum_in_blocks(block_sum, records, weights, size)
