@@ -34,9 +34,9 @@ from silodp.gradients.factors import Factors, computed, keep_only, make_factors,
 from silodp.gradients.layers import CONV, LEAF
 from silodp.gradients.structure import Layer, Structure
 
-# What a block computes should stay in the second-level cache; its features pass through once.
+# Larger blocks have larger products and fewer sums in doubles, until what they compute or read leaves the caches.
 # Gradients of leaves are kept for a block, with those at the other points.
-BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 400_000, 4_000_000, 8_000_000
+BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 6_500_000, 4_200_000, 8_000_000
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 4
@@ -171,7 +171,7 @@ def sum_layers(
 
 
 def block_size(structure: Structure, points: int) -> int:
-    """Records per block: what fits the cache, a whole run where features allow it, and few for convolutions, which are
+    """Records per block: what fits the caches, whole runs where features allow it, and few for convolutions, which are
     faster in small chunks."""
     layers = [layer for layer in structure.layers if layer.kind != LEAF]
     kept = sum(prod(leaf.output) for leaf in structure.leaves)
@@ -184,8 +184,8 @@ def block_size(structure: Structure, points: int) -> int:
     fitting = min(BLOCK_BYTES // (4 * computed * points), passing)
     if fitting >= RUN:
         return min(fitting // RUN * RUN, MOST_IN_BLOCK, most)
-    # Less than two runs are one: the sums of runs pass through memory as often as there are blocks, and a product of
-    # fewer records costs more than a cache that is too small.
+    # Less than a run: sums pass through memory as often as there are blocks, and a product of fewer records costs more
+    # than a cache that is too small.
     return min(max(SMALLEST_BLOCK, min(RUN, passing)), most)
 
 
