@@ -210,7 +210,8 @@ def test_no_compiler_removes_the_loop_that_computes_once(engine):
     loss = lambda p, r: jax.nn.softplus(dense(p["weight"], p["bias"], r)[0])
     at = {"bias": jnp.zeros(1), "weight": jnp.ones((1, 3))}
     run = lambda p, r: gradients.clipped_sum(loss, [p], [1.0], r, jnp.ones(8), 1.0, engine=engine)
-    assert jax.jit(run).lower(at, jnp.ones((8, 3))).compile().as_text().count(" while(") == 1
+    loops = {"structured": 1, "general": 2}[engine]  # the other one sets to zero what is not finite
+    assert jax.jit(run).lower(at, jnp.ones((8, 3))).compile().as_text().count(" while(") == loops
 
 
 def test_a_penalty_is_computed_once():
