@@ -26,7 +26,7 @@ from silodp.gradients import (
     per_record,
     record_factors,
 )
-from silodp.gradients.factors import DenseFactors, Term, added_by_row
+from silodp.gradients.factors import COMPARED, DenseFactors, Term, added_by_row
 from silodp.gradients.softplus import slope, slope_change, softplus, softplus_change
 
 ENGINES = ("general", "structured")
@@ -583,10 +583,11 @@ def test_a_record_whose_factors_underflow_apart_is_clipped_all_the_same(size, co
 
 
 @pytest.mark.parametrize("rows", [3, 40, 1 << 28])
-def test_repeated_lookups_are_added_where_a_record_has_the_first(rows):
-    """Also where row and position do not fit one number."""
+@pytest.mark.parametrize("positions", [12, COMPARED + 1])
+def test_repeated_lookups_are_added_where_a_record_has_the_first(positions, rows):
+    """Compared or sorted, also where row and position do not fit one number."""
     rng = np.random.default_rng(0)
-    index, cotangents = rng.integers(0, rows, (9, 12)), rng.normal(size=(9, 12, 2)).astype(np.float32)
+    index, cotangents = rng.integers(0, rows, (9, positions)), rng.normal(size=(9, positions, 2)).astype(np.float32)
     index[:, 7] = index[:, 2]
     want = np.zeros_like(cotangents)
     for record, row in np.ndindex(index.shape):
