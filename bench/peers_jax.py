@@ -21,6 +21,7 @@ from silodp.gradients import clipped_sum, engine_for
 
 SIGNS = [1.0, -1.0]
 MICROBATCHES = (8, 64)  # sizes tried with jax-privacy, nearly
+OPTIONS: dict[str, str | bool] = {}  # of the compiler, beside its own defaults (bench.flags)
 
 
 def record_gradients(work: Workload, at: Any, records: Any) -> tuple[Any, Any]:
@@ -42,7 +43,7 @@ def compiled(work: Workload, points: int, program: Callable[..., Any], clipped: 
     at = jax.tree.map(jnp.asarray, tuple(work.points(points)))
     records = (jnp.asarray(work.features), jnp.asarray(work.targets))
     began = time.perf_counter()
-    ready: Any = jax.jit(program).lower(at, records).compile()
+    ready: Any = jax.jit(program).lower(at, records).compile(OPTIONS or None)
     seconds = time.perf_counter() - began
     memory = ready.memory_analysis().temp_size_in_bytes / 1e6
     run = lambda: jax.block_until_ready(ready(at, records))

@@ -26,7 +26,7 @@ from silodp.gradients import (
     per_record,
     record_factors,
 )
-from silodp.gradients.factors import DenseFactors, Term, added_by_row
+from silodp.gradients.factors import COMPARED, DenseFactors, Term, added_by_row
 from silodp.gradients.softplus import slope, slope_change, softplus, softplus_change
 
 ENGINES = ("general", "structured")
@@ -180,7 +180,12 @@ def test_plain_subtraction_would_fail_where_the_difference_does_not():
     [jnp.exp, jnp.log, jnp.sqrt, jnp.square, jnp.sin, jnp.cos, jnp.log1p, jnp.abs, jax.nn.gelu, jax.nn.silu, jnp.max,
      lambda x: x**3, lambda x: x**-2, lambda x: x**2.5, lambda x: jnp.sort(x)[1], jax.scipy.special.erf, jnp.arctan,
      lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (1,), "VALID"), lambda x: jnp.cumsum(x) / x,
-     lambda x: lax.fori_loop(0, 3, lambda _, v: jnp.tanh(v), x), jnp.linalg.norm],
+     lambda x: lax.fori_loop(0, 3, lambda _, v: jnp.tanh(v), x), jnp.linalg.norm, lambda x: jnp.stack([x, x * x]),
+     # loops: rows, results of every turn, backwards; what moves only after some turns, and a choice by what is counted
+     lambda x: lax.scan(lambda h, v: (jnp.tanh(h + v) * v, h * v), 0.3, x, reverse=True)[1],
+     lambda x: sum(lax.fori_loop(0, 3, lambda i, h: (h[1], h[2] * x[i], x[i + 1] ** 2), (1.0, 2.0, 3.0))),
+     lambda x: lax.scan(lambda k, v: (k + (v > 1), v * x[k]), 0, x)[1],
+     jax.grad(lambda x: lax.scan(lambda h, v: (jnp.tanh(h * v), None), 0.3, x)[0])],
 )  # fmt: skip
 def test_difference_of_any_function(function):
     y = jnp.array([0.7, 1.9, 0.31, 2.6])
@@ -578,10 +583,11 @@ def test_a_record_whose_factors_underflow_apart_is_clipped_all_the_same(size, co
 
 
 @pytest.mark.parametrize("rows", [3, 40, 1 << 28])
-def test_repeated_lookups_are_added_where_a_record_has_the_first(rows):
-    """Also where row and position do not fit one number."""
+@pytest.mark.parametrize("positions", [12, COMPARED + 1])
+def test_repeated_lookups_are_added_where_a_record_has_the_first(positions, rows):
+    """Compared or sorted, also where row and position do not fit one number."""
     rng = np.random.default_rng(0)
-    index, cotangents = rng.integers(0, rows, (9, 12)), rng.normal(size=(9, 12, 2)).astype(np.float32)
+    index, cotangents = rng.integers(0, rows, (9, positions)), rng.normal(size=(9, positions, 2)).astype(np.float32)
     index[:, 7] = index[:, 2]
     want = np.zeros_like(cotangents)
     for record, row in np.ndindex(index.shape):

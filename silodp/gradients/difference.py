@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 from jaxtyping import Array, PyTree
 
@@ -66,6 +67,8 @@ class Step(NamedTuple):
 
 
 def _propagate(equation: core.JaxprEqn, inputs: list[Pair]) -> list[Pair]:
+    if equation.primitive.name == "scan" and not all(p.same for p in inputs):
+        return _loop(equation, inputs)
     evaluate = lambda *values: bind(equation, values)
     bases = evaluate(*(p.base for p in inputs))
     if all(p.same for p in inputs):
@@ -80,6 +83,34 @@ def _propagate(equation: core.JaxprEqn, inputs: list[Pair]) -> list[Pair]:
     # Gradients ask which input was the largest by comparing with ==, so x's values must stay bitwise what they were.
     others = evaluate(*(p.at_x for p in inputs))
     return [Pair(b, d if _is_float(b) else None, o) for b, d, o in zip(bases, deltas, others, strict=True)]
+
+
+def _loop(equation: core.JaxprEqn, inputs: list[Pair]) -> list[Pair]:
+    """A loop of differences, instead of the difference of two loops and of their tangents."""
+    own, first = equation.params, equation.params["num_consts"]
+    last = first + own["num_carry"]
+    fixed, start, rows = inputs[:first], inputs[first:last], inputs[last:]
+    body = lambda held, row: walk(own["jaxpr"], [*fixed, *held, *row], _propagate, lift=Pair, inline=inner_function)
+    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+    moving = [not p.same for p in start]
+    held = lambda pairs: [_held(*each) for each in zip(pairs, moving, strict=True)]
+    after = lambda: jax.eval_shape(body, held(start), row)[: last - first]
+    while (more := [moves or not p.same for moves, p in zip(moving, after(), strict=True)]) != moving:
+        moving = more  # what is held moves with what it is computed from, perhaps some turns later
+
+    def step(pairs: list[Pair], row: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+        found = body(pairs, row)
+        return held(found[: last - first]), found[last - first :]
+
+    done, stacked = lax.scan(step, held(start), rows, own["length"], own["reverse"], own["unroll"])
+    return [*done, *stacked]
+
+
+def _held(pair: Pair, moves: bool) -> Pair:
+    """What a loop holds has the same parts in every turn."""
+    if not moves:
+        return Pair(pair.base)
+    return Pair(pair.base, pair.change if _is_float(pair.base) else None, pair.at_x)
 
 
 def _is_float(value: Any) -> bool:
@@ -163,6 +194,13 @@ def _max_change(a: Pair, b: Pair) -> Array:
     return jnp.where(led, from_a, from_b)
 
 
+def _largest(step: Step) -> list[Any]:
+    """The largest (v_i - max v) + d_i."""
+    (p,) = step.inputs
+    gaps = p.base - jnp.expand_dims(step.bases[0], step.parameters["axes"])
+    return step.evaluate(gaps + p.change)
+
+
 def _negated(p: Pair) -> Pair:
     return Pair(-p.base, -p.change)
 
@@ -223,10 +261,11 @@ def _selected_scatter(step: Step) -> list[Any]:
 MOVING = (
     "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "concatenate", "pad", "slice", "rev",
     "copy", "gather", "dynamic_slice", "dynamic_update_slice", "stop_gradient", "split",
+    "stack", "unstack",
 )  # fmt: skip
 ADDING = ("add", "sub", "neg", "add_any", "reduce_sum", "cumsum", "reduce_window_sum", "scatter-add")
 # Results are some of the inputs, unchanged.
-SELECTING = frozenset((*MOVING, "max", "min", "select_n"))
+SELECTING = frozenset((*MOVING, "max", "min", "select_n", "reduce_max"))
 RULES: dict[str, Callable[[Step], list[Any]]] = {
     **dict.fromkeys((*MOVING, *ADDING, "convert_element_type"), _linear),
     **dict.fromkeys(("mul", "dot_general", "conv_general_dilated"), _bilinear),
@@ -234,6 +273,7 @@ RULES: dict[str, Callable[[Step], list[Any]]] = {
     "select_n": _select,
     "max": _max,
     "min": _min,
+    "reduce_max": _largest,
     "abs": _abs,
     "exp": _unary(_exp),
     "log": _unary(lambda v, d, _: jnp.log1p(d / v)),

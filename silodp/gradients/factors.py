@@ -14,6 +14,7 @@ within the block of records at hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import combinations
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,11 +24,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from silodp.doubles import rounded
 from silodp.gradients.blocks import in_runs, weighted_rows
 from silodp.gradients.layers import CONV, EMBED, LEAF
 from silodp.gradients.structure import Layer
 
 PerRecord = Float[Array, " n"]
+COMPARED = 128  # positions: more are sorted sooner than compared with each other
 TINY, EPSILON = float(jnp.finfo(jnp.float32).tiny), float(jnp.finfo(jnp.float32).eps)
 
 
@@ -76,7 +79,7 @@ class DenseFactors(eqx.Module):
 
     def run_sums(self, scale: PerRecord, run: int) -> tuple[Array, Array | None]:
         sums = [self._sums_of(t, t.cotangents * scale, run) for t in self.terms]
-        weight, bias = (jnp.concatenate(parts) for parts in zip(*sums, strict=True))
+        weight, bias = (reduce(jnp.add, map(rounded, parts)) for parts in zip(*sums, strict=True))
         return weight, bias if self.has_bias else None
 
     def _sums_of(self, t: Term, scaled: Array, run: int) -> tuple[Array, Array]:
@@ -189,6 +192,26 @@ def added_by_row(index: Int[Array, "n positions"], cotangents: Float[Array, "n p
 def repeats(index: Int[Array, "n positions"], rows: int) -> tuple[Int[Array, " n"], Array, Array]:
     """How many positions of a record look up a row again; the first position of that row, and theirs, in order."""
     positions = index.shape[1]
+    first, at = _compared(index) if positions <= COMPARED else _sorted(index, rows)
+    again = first != at
+    pair = jnp.where(again, first * positions + at, positions**2)
+    first, later = jnp.divmod(jnp.sort(pair, axis=1), positions)
+    return jnp.sum(again, axis=1), jnp.minimum(first, positions - 1), later
+
+
+def _compared(index: Int[Array, "n positions"]) -> tuple[Array, Array]:
+    """Where the row of each position stands first, and the position: all positions are compared with each."""
+    place = jnp.broadcast_to(jnp.arange(index.shape[1]), index.shape)
+
+    def earlier(k: Array, first: Array) -> Array:
+        return jnp.where((index == lax.dynamic_slice_in_dim(index, k, 1, 1)) & (first > k), k, first)
+
+    return lax.fori_loop(0, index.shape[1], earlier, place), place
+
+
+def _sorted(index: Int[Array, "n positions"], rows: int) -> tuple[Array, Array]:
+    """The same, by row."""
+    positions = index.shape[1]
     place = jnp.arange(positions)
     if rows * positions < 1 << 31:  # as one number: sorts of pairs are slow
         row, at = jnp.divmod(jnp.sort(index * positions + place, axis=1), positions)
@@ -196,9 +219,7 @@ def repeats(index: Int[Array, "n positions"], rows: int) -> tuple[Int[Array, " n
         row, at = lax.sort((index, jnp.broadcast_to(place, index.shape)), num_keys=2)
     again = jnp.pad(row[:, 1:] == row[:, :-1], ((0, 0), (1, 0)))
     begun = lax.cummax(jnp.where(again, 0, place), axis=1)
-    pair = jnp.take_along_axis(at, begun, axis=1) * positions + at
-    first, later = jnp.divmod(jnp.sort(jnp.where(again, pair, positions**2), axis=1), positions)
-    return jnp.sum(again, axis=1), jnp.minimum(first, positions - 1), later
+    return jnp.take_along_axis(at, begun, axis=1), at
 
 
 Factors = DenseFactors | KeptGradients | RowFactors

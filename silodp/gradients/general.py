@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from silodp.gradients.blocks import clip_factor, computed_once, sum_in_blocks, weighted_rows
+from silodp.gradients.blocks import clip_factor, computed_once, paired, sum_in_blocks, weighted_rows
 from silodp.gradients.difference import difference
 from silodp.gradients.structure import Loss
 
@@ -31,6 +32,29 @@ def combined_gradient(loss: Loss, points: Sequence[PyTree], coefficients: Sequen
     return jax.tree.unflatten(tree, combined)
 
 
+def clip_records(
+    loss: Loss,
+    points: Sequence[PyTree],
+    coefficients: Sequence[Any],
+    records: PyTree,
+    clip: Float[Array, ""],
+    kept: Array | None,
+) -> tuple[PyTree, Float[Array, " n"]]:
+    """Every record's combination, stacked on a leading axis and finite, and what clips it: 0 if not finite or kept."""
+    gradients = computed_once(jax.vmap(lambda record: combined_gradient(loss, points, coefficients, record))(records))
+    leaves = jax.tree.leaves(gradients)
+    square_norms = sum((jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in leaves), jnp.zeros(()))
+    good = jnp.isfinite(square_norms) if kept is None else jnp.isfinite(square_norms) & kept
+    addends = sum(g[0].size for g in leaves)
+    factor = clip_factor(jnp.where(good, square_norms, 0), clip, addends)
+    # A pass over all gradients that hardly ever is needed: a loop of one turn or none leaves them where they are, and
+    # what follows is one program for both.
+    turns = jnp.any(~jnp.isfinite(square_norms)).astype(jnp.int32)
+    zeroed = lambda g: jnp.where(_along(good, g), g, 0)
+    finite = lax.fori_loop(0, turns, lambda _, held: jax.tree.map(zeroed, held), gradients)
+    return finite, jnp.where(good, factor, 0)
+
+
 def clipped_gradients(
     loss: Loss,
     points: Sequence[PyTree],
@@ -40,18 +64,12 @@ def clipped_gradients(
     kept: Array | None = None,
 ) -> PyTree:
     """Every record's clipped combination, stacked on a leading axis; zero where not finite or not kept."""
-    gradients = computed_once(jax.vmap(lambda record: combined_gradient(loss, points, coefficients, record))(records))
-    leaves = jax.tree.leaves(gradients)
-    square_norms = sum((jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in leaves), jnp.zeros(()))
-    good = jnp.isfinite(square_norms) if kept is None else jnp.isfinite(square_norms) & kept
-    addends = sum(g[0].size for g in leaves)
-    factor = clip_factor(jnp.where(good, square_norms, 0), clip, addends)
+    gradients, factor = clip_records(loss, points, coefficients, records, clip, kept)
+    return jax.tree.map(lambda g: g * _along(factor, g), gradients)
 
-    def scale(gradient: Array) -> Array:
-        along = lambda v: v.reshape(-1, *(1,) * (gradient.ndim - 1))
-        return jnp.where(along(good), gradient * along(factor), 0)
 
-    return jax.tree.map(scale, gradients)
+def _along(values: Array, gradient: Array) -> Array:
+    return values.reshape(-1, *(1,) * (gradient.ndim - 1))
 
 
 def clipped_sum(
@@ -67,7 +85,7 @@ def clipped_sum(
     size = microbatch or max(1, GRADIENT_BYTES // (4 * parameters * len(points)))
 
     def block_sum(block: PyTree, block_weights: Array) -> PyTree:
-        clipped = clipped_gradients(loss, points, coefficients, block, clip, block_weights > 0)
-        return jax.tree.map(lambda g: weighted_rows(block_weights, g), clipped)
+        gradients, factor = clip_records(loss, points, coefficients, block, clip, block_weights > 0)
+        return jax.tree.map(lambda g: paired(weighted_rows(block_weights * factor, g)), gradients)
 
     return sum_in_blocks(block_sum, records, weights, size)

@@ -22,6 +22,7 @@ from silodp.gradients.blocks import (
     check_length,
     clip_factor,
     computed_once,
+    paired,
     rarely,
     stackable,
     sum_in_blocks,
@@ -33,9 +34,9 @@ from silodp.gradients.factors import Factors, computed, keep_only, make_factors,
 from silodp.gradients.layers import CONV, LEAF
 from silodp.gradients.structure import Layer, Structure
 
-# What a block computes should stay in the second-level cache; its features pass through once.
+# Larger blocks have larger products and fewer sums in doubles, until what they compute or read leaves the caches.
 # Gradients of leaves are kept for a block, with those at the other points.
-BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 400_000, 4_000_000, 8_000_000
+BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 6_500_000, 4_200_000, 8_000_000
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 4
@@ -97,18 +98,25 @@ def clipped_sum(
         partial(one, question), records, weights, size,
     )  # fmt: skip
     summed = stackable(one, many)(question, records, weights)
+    if added is not None:
+        *summed, weight = summed
+        # Not finite where no record counts: 0 * inf would spoil the sum.
+        finite = [jnp.where(weight.high == 0, 0, r) for r in added]
+        summed = [leaf + weight * r for leaf, r in zip(summed, finite, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(points[0]), summed)
 
 
 def run_sums(
     structure: Structure, question: Question, run: int, records: PyTree, weights: Float[Array, " n"], silos: int = 1
 ) -> list[Float[Array, "silos runs ..."]]:
-    """Leaves of the sums over runs of each of `silos` that have equally many of the block's records."""
+    """Leaves of the sums over runs of each of `silos` that have equally many of the block's records; where there is a
+    penalty, last of all the sums of what it is multiplied by."""
     clipped = clip_block(structure, question, records, weights > 0)
     scale = jnp.where(clipped.kept, weights * clipped.factor, 0)
 
     def add(layers: list[Factors], scale: Array) -> list[Array]:
-        total = lambda layers, scale: sum_layers(structure.layers, layers, scale, question.points[0], run)
+        sums = lambda layers, scale: sum_layers(structure.layers, layers, scale, question.points[0], run)
+        total = lambda layers, scale: [paired(leaf, run) for leaf in sums(layers, scale)]
         if silos == 1:
             return [leaf[None] for leaf in total(layers, scale)]
         apart = [of_silos(layer, silos) for layer in layers]
@@ -124,9 +132,8 @@ def run_sums(
     )
     if question.penalty is None:
         return summed
-    totals = jax.vmap(lambda own: weighted_rows(own, jnp.ones_like(own), run))(scale.reshape(silos, -1))
-    finite = [jnp.where(jnp.any(scale > 0), r, 0) for r in question.penalty]
-    return [jnp.concatenate([s, jnp.tensordot(totals, r, 0)], 1) for s, r in zip(summed, finite, strict=True)]
+    totals = jax.vmap(lambda own: paired(weighted_rows(own, jnp.ones_like(own), run), run))(scale.reshape(silos, -1))
+    return [*summed, totals]
 
 
 def clip_block(structure: Structure, question: Question, records: PyTree, kept: Bool[Array, " n"]) -> Clipped:
@@ -164,7 +171,7 @@ def sum_layers(
 
 
 def block_size(structure: Structure, points: int) -> int:
-    """Records per block: what fits the cache, a whole run where features allow it, and few for convolutions, which are
+    """Records per block: what fits the caches, whole runs where features allow it, and few for convolutions, which are
     faster in small chunks."""
     layers = [layer for layer in structure.layers if layer.kind != LEAF]
     kept = sum(prod(leaf.output) for leaf in structure.leaves)
@@ -177,8 +184,8 @@ def block_size(structure: Structure, points: int) -> int:
     fitting = min(BLOCK_BYTES // (4 * computed * points), passing)
     if fitting >= RUN:
         return min(fitting // RUN * RUN, MOST_IN_BLOCK, most)
-    # Less than two runs are one: the sums of runs pass through memory as often as there are blocks, and a product of
-    # fewer records costs more than a cache that is too small.
+    # Less than a run: sums pass through memory as often as there are blocks, and a product of fewer records costs more
+    # than a cache that is too small.
     return min(max(SMALLEST_BLOCK, min(RUN, passing)), most)
 
 

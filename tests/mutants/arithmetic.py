@@ -20,6 +20,14 @@ ARITHMETIC = [
         "records are rounded against all others", SUMS + "test_crafted_neighbours_do_not_move_a_sum_beyond_its_bound[general-25000-32]",
     ),
     Mutant(
+        "pairs-of-any-length", "silodp/gradients/blocks.py", "while len(sums) > 1 and length <= PAIRED:", "while len(sums) > 1:",
+        "sums of runs are rounded against all others", SUMS + "test_pairs_are_of_no_more_records_than_the_proof_has[24-256]",
+    ),
+    Mutant(
+        "long-pairs", "silodp/gradients/blocks.py", "PAIRED = 8 * RUN", "PAIRED = 64 * RUN",
+        "sums of runs are rounded against all others", SUMS + "test_what_is_proven_fits_the_slack",
+    ),
+    Mutant(
         "slack-forgotten", "silodp/gradients/blocks.py", "SLACK = 2.0**-7", "SLACK = 2.0**-12",
         "rounding is not part of the bound", SUMS + "test_what_is_proven_fits_the_slack",
     ),
