@@ -18,9 +18,9 @@ FOUND = {
     "wbcd|1|trusted|dp-gd|0": [0.80, 0.93],
     "wbcd|1|trusted|dp-gd|1": [0.96, 0.85],
     "wbcd|1|none|local|0": 0.70,
-    "magic|1|trusted|auto|0": 0.5,
-    "magic|1|trusted|dp-gd|0": [0.6],
-    "magic|none|none|linear|0": 0.9,
+    "letter|1|trusted|auto|0": 0.5,
+    "letter|1|trusted|dp-gd|0": [0.6],
+    "letter|none|none|linear|0": 0.9,
     "constants of auto": "told elsewhere",
 }
 
@@ -32,13 +32,13 @@ def test_a_search_is_as_good_as_one_setting_is_over_all_splits():
 def test_regret_is_against_the_best_other_of_the_same_promise():
     found = regrets(cells_of(FOUND))
     assert found["wbcd", "1", "trusted"] == (pytest.approx(0.89 - 0.92), "dp-gd")
-    assert found["magic", "1", "trusted"] == (pytest.approx(0.1), "dp-gd")  # not against no privacy
+    assert found["letter", "1", "trusted"] == (pytest.approx(0.1), "dp-gd")  # not against no privacy
     row = summary(cells_of(FOUND)).splitlines()[-1]
-    assert "+0.100 (magic) | -0.030, -0.030 | +0.100, +0.100 | **missed** |" in row  # nobody has looked at magic
+    assert "+0.100 (letter) | -0.030, -0.030 | +0.100, +0.100 | **missed** |" in row  # nobody has looked at letters
 
 
 def test_a_target_is_kept_if_median_and_worst_are():
-    kept = {"magic|1|trusted|auto|0": 0.6, "magic|1|trusted|dp-gd|0": 0.602}
+    kept = {"letter|1|trusted|auto|0": 0.6, "letter|1|trusted|dp-gd|0": 0.602}
     assert summary(cells_of(kept)).endswith("| kept |")
     worse = {"food|1|trusted|auto|0": 0.6, "food|1|trusted|dp-gd|0": 0.61}  # the worst is fine, the median is not
     assert summary(cells_of(kept | worse)).endswith("| **missed** |")
@@ -63,9 +63,9 @@ def test_papers_defaults_are_told_one_by_one():
 def test_what_was_not_measured_is_said():
     told = splits_table(cells_of(FOUND), {"dp-gd": 5, "opacus": 2, "no privacy": 5}).splitlines()
     assert told[2:] == [
-        "| dp-gd | 5 | 15 | 2 | 1 to 2 |",
-        "| opacus | 2 | 6 | **none** | 0 |",
-        "| no privacy | 5 | 15 | 1 | 1 to 1 |",
+        "| dp-gd | 5 | 15 | 60 | 2 | 1 to 2 |",
+        "| opacus | 2 | 6 | 24 | **none** | 0 |",
+        "| no privacy | 5 | 15 | 60 | 1 | 1 to 1 |",
     ]
 
 
@@ -76,7 +76,7 @@ def test_numbers_of_other_constants_are_dropped(tmp_path, monkeypatch):
     assert "wbcd|1|trusted|dp-gd|0" in kept.found and "wbcd|1|trusted|auto|0" not in kept.found
     kept.keep({"wbcd|1|trusted|auto|0": 0.9})
     assert "wbcd|1|trusted|auto|0" in utility.Kept().found
-    monkeypatch.setattr(utility.recipe, "DEAR", 11.0)
+    monkeypatch.setattr(utility.recipe, "LUCK", 11.0)
     assert "wbcd|1|trusted|auto|0" not in utility.Kept().found
 
 
@@ -86,6 +86,13 @@ def test_numbers_of_another_search_are_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(utility.rivals_torch, "ROUNDS", 41)
     assert "wbcd|1|trusted|dp-gd|0" in utility.Kept().found
     assert "wbcd|1|trusted|opacus|0" not in utility.Kept().found
+
+
+def test_a_job_carries_what_is_known_of_it_alone():
+    known = utility.known_by_job(FOUND)
+    assert known["wbcd", "dp-gd", 1] == {"wbcd|1|trusted|dp-gd|1": [0.96, 0.85]}
+    assert known["letter", "no privacy", 0] == {"letter|none|none|linear|0": 0.9}
+    assert sum(map(len, known.values())) == len(FOUND) - 1
 
 
 def test_a_stopped_run_has_all_tasks_and_what_counts_most():

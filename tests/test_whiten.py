@@ -16,7 +16,7 @@ from silodp.config import DataConfig, WhitenConfig
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.parse import parse_config
-from silodp.plan.auto import SHARES
+from silodp.plan.auto import LUCK, NOISE_OF_STEPS, SHARES, SHORTEST
 from silodp.plan.certificate import settle
 from silodp.plan.make import make_plan, reasons, resolved
 from silodp.plan.plan import Plan
@@ -27,7 +27,7 @@ from silodp.run.sweep import run_configs
 from silodp.sampling import SQUARES_MOVE
 from silodp.stages.kinds import kind_of
 from silodp.stages.maps import Whitening
-from silodp.stages.whiten import Moment, reach_of, rescaling_of, shift_of, told_from_noise, whitening_of
+from silodp.stages.whiten import Moment, reach_of, rescaling_of, shift_of, shortened, told_from_noise, whitening_of
 from tests.conftest import made_data
 
 DATA = made_data((60, 35, 45))
@@ -377,22 +377,42 @@ def test_rounded_squares_move_by_no_more_than_the_coins_are_counted_for():
     ("sizes", "features", "epsilon", "trust", "moment"),
     [
         ((3900,) * 10, 123, 1.0, "untrusted", "full"),
-        ((6000,) * 10, 784, 1.0, "untrusted", "diagonal"),
-        ((114,) * 4, 30, 0.25, "trusted", "diagonal"),
-        ((114,) * 4, 30, 0.25, "shuffled", "diagonal"),
-        ((114,) * 4, 30, 8.0, "trusted", "full"),
+        ((114,) * 4, 30, 0.25, "trusted", "full"),
         ((114,) * 4, 30, 8.0, "shuffled", "full"),
         ((100_000,) * 4, 2500, 8.0, "trusted", "diagonal"),
     ],
 )
-def test_auto_asks_for_the_moment_that_pays(sizes, features, epsilon, trust, moment):
+def test_auto_asks_for_a_full_moment_unless_it_has_too_many_numbers(sizes, features, epsilon, trust, moment):
     facts = Facts(sizes, tuple(map(str, range(len(sizes)))), (f"float32[{features}]", "int32[]"))
     config = parse_config({"privacy": {"epsilon": epsilon, "trust": trust}, "algorithm": {"name": "auto"}})
     found = resolved(config, facts).whiten
     assert found is not None and (found.moment, found.share) == (moment, SHARES[moment])
-    assert ("pays" if moment == "full" else "too") in reasons(config, facts)[0]
+    assert ("pairs count" if moment == "full" else "too many numbers") in reasons(config, facts)[0]
     made = config.model_copy(update={"data": DataConfig(preprocess=["hog"])})  # records are 1 long already
     assert found.scale is None and getattr(resolved(made, facts).whiten, "scale", None) == 1.0
-    given = config.model_copy(update={"whiten": WhitenConfig(moment="full", share=0.1)})
+    given = config.model_copy(update={"whiten": WhitenConfig(moment="full", share=0.2)})
     kept = resolved(given, facts).whiten
-    assert kept is not None and (kept.moment, kept.share) == ("full", 0.1)
+    assert kept is not None and (kept.moment, kept.share) == ("full", 0.2)
+
+
+def test_steps_are_shorter_the_more_noise_there_is_and_the_fewer_records():
+    def lengthen(size, epsilon, features=30, **whiten):
+        facts = Facts((size,) * 4, tuple("abcd"), (f"float32[{features}]", "int32[]"))
+        tree = {"privacy": {"epsilon": epsilon}, "algorithm": {"name": "auto"}, "whiten": whiten}
+        found = resolved(parse_config(tree), facts)
+        return found.whiten.lengthen, found.algorithm.clip
+
+    assert lengthen(114, 0.1)[0] == SHORTEST < lengthen(114, 8.0)[0] < lengthen(1140, 8.0)[0]
+    few, many = (lengthen(size, 8.0)[0] for size in (100, 1000))
+    assert few < NOISE_OF_STEPS * 400 / (LUCK * np.sqrt(31)) < many  # of 400 records, however little noise there is
+    short = [1.0] * 30 + [0.25] * 30  # flags of missing cells
+    assert lengthen(1140, 1.0, 30) > lengthen(1140, 1.0, 60, scale=short, shorten=False) > lengthen(1140, 1.0, 60)
+    assert lengthen(1140, 1.0, 60, scale=[0.1] * 60, shorten=False) == lengthen(1140, 1.0, 60)
+
+
+def test_directions_that_noise_does_not_hide_are_no_longer_than_one():
+    long = np.ones(9) / 3
+    moment = 0.5 * np.eye(9) + 3.5 * np.outer(long, long)
+    short = np.eye(9) - 0.5 * np.outer(long, long)
+    np.testing.assert_allclose(shortened(np.eye(9), moment, 1e-9), short, atol=1e-6)
+    np.testing.assert_allclose(shortened(np.eye(9), moment, 1.0), np.eye(9), atol=1e-6)  # noise could have made it
