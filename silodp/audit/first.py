@@ -29,7 +29,7 @@ from silodp.releases import unpacked
 from silodp.run.prepare import Ground, stage_problem
 
 SILOS, CANARIES, RUNS = 2, 100, 16
-LENGTH = 1e6  # of a canary's features: beyond every clip, and the constant beside them is then nothing
+LENGTH = 1e6  # of a canary's features: beyond every clip
 EPSILON, DELTA = 30.0, 1e-5  # what leaks is large against the standard error
 
 Signs = Float[np.ndarray, "silos m"]
@@ -113,6 +113,5 @@ def scores(moments: Float[np.ndarray, "runs k k"], silo: int, signs: Float[np.nd
 
 
 def blank(moment: Float[np.ndarray, "k k"]) -> Float[np.ndarray, " b"]:
-    """Entries off the diagonal, without the constant's row: no canary has any part in them."""
-    size = len(moment) - 1
-    return moment[:size, :size][np.triu_indices(size, 1)].astype(np.float64)
+    """Entries off the diagonal: no canary has any part in them."""
+    return moment[np.triu_indices(len(moment), 1)].astype(np.float64)
