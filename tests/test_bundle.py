@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save
 import silodp
 from silodp.errors import ConfigError
 from silodp.front import bundle
+from silodp.plan import identity
 from silodp.plan.identity import fingerprint
 from silodp.report.files import digest_of, story_of
 from silodp.report.html import Html, page
@@ -119,6 +120,15 @@ def test_the_fingerprint_is_the_plans_and_tells_no_seed():
         return fingerprint(prepare(silodp.Config.model_validate(tree), made_data()).plan)
 
     assert of(1, 2.0) == of(2, 2.0) != of(1, 2.1)
+
+
+def test_a_plan_whose_words_mean_other_releases_is_another_plan(monkeypatch):
+    plan = prepare(
+        silodp.Config.model_validate({"privacy": {"epsilon": 2.0}, "algorithm": {"name": "auto"}}), made_data()
+    )
+    old = fingerprint(plan.plan)
+    monkeypatch.setattr(identity, "MECHANISM", identity.MECHANISM + 1)
+    assert fingerprint(plan.plan) != old
 
 
 def rewritten(directory: Path, **changes: object) -> None:
