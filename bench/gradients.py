@@ -49,6 +49,7 @@ def measure_workload(work: Workload, points: int, quick: bool) -> dict[str, Any]
     first = {name: first_run(peer) for name, peer in peers.items()}
     results = {name: result for name, (_, result) in first.items()}
     checked = {name: agreement(name, peers, results, work) for name in peers}
+    peers = {name: peer for name, peer in peers.items() if checked[name] is not None}
     turns, seconds = (4, 1.0) if quick else (20, 6.0)
     samples = interleaved({name: peer.run for name, peer in peers.items()}, turns, seconds, PLAIN)
     rows = summaries(samples, [PLAIN, OURS, GHOST, TORCH])
@@ -66,13 +67,20 @@ def flat(tree: Tree) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def agreement(name: str, peers: dict[str, Peer], results: dict[str, np.ndarray], work: Workload) -> float:
-    """|its result - the reference| / |the reference|; plain gradients are compared with each other."""
+def agreement(name: str, peers: dict[str, Peer], results: dict[str, np.ndarray], work: Workload) -> float | None:
+    """|its result - the reference| / |the reference|; plain gradients are compared with each other.
+
+    None: another library's result is another one, and has no row.
+    """
     expected = results[OURS] if peers[name].clipped else results[PLAIN]
     gap = float(np.linalg.norm(results[name] - expected) / np.linalg.norm(expected))
-    most = TOLERANCE + (ROUNDING * work.parameters if name == "silodp general" else 0)
+    most = TOLERANCE + ROUNDING * work.parameters
     if peers[name].same and not gap <= most:
-        raise SystemExit(f"{name} differs from the reference by {gap:.1e}, more than {most:.0e}: not timed")
+        told = f"{name} differs from the reference by {gap:.1e}, more than {most:.0e}: not timed"
+        if name.startswith(("silodp", "plain", "JAX")):  # what is written here
+            raise SystemExit(told)
+        print(f"    {told}", flush=True)
+        return None
     return gap
 
 

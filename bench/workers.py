@@ -14,8 +14,8 @@ from bench.startup import Command, measured, summary
 from bench.timing import quartiles, shuffled
 from silodp.parse import parse_config, to_toml
 
-TURNS, FEW = 5, 1
-ROUNDS, FEW_ROUNDS = 4_000, 40
+TURNS, FEW = 3, 1
+ROUNDS, FEW_ROUNDS = 1_500, 40
 STEPS = [0.125 * 0.8**i for i in range(16)]
 
 
