@@ -17,7 +17,7 @@ from silodp.releases import Statistic, packed
 from silodp.run.prepare import prepare
 from silodp.sampling import MOVES
 from silodp.stages.blocks import SHORTER, Blocks
-from silodp.stages.whiten import Moment, rescaling_of
+from silodp.stages.whiten import CONSTANT, Moment, rescaling_of
 from tests.conftest import made_data
 from tests.patients import SCHEMA
 
@@ -68,7 +68,7 @@ def test_blocks_are_whitened_each_by_itself():
         own = mapped[:, list(block)]
         np.testing.assert_allclose(6 * own.T @ own / 4000, np.eye(len(block)), atol=0.01)
         assert not made.matrix[np.ix_(block, [i for i in range(6) if i not in block])].any()
-    assert 6 * mapped[0, -1] ** 2 == pytest.approx(1, abs=0.01) and made.directions == pytest.approx(
+    assert 6 * mapped[0, -1] ** 2 == pytest.approx(CONSTANT**2, abs=0.01) and made.directions == pytest.approx(
         6 * SHORTER, abs=0.01
     )
 

@@ -27,7 +27,16 @@ from silodp.run.sweep import run_configs
 from silodp.sampling import SQUARES_MOVE
 from silodp.stages.kinds import kind_of
 from silodp.stages.maps import Whitening
-from silodp.stages.whiten import Moment, reach_of, rescaling_of, shift_of, shortened, told_from_noise, whitening_of
+from silodp.stages.whiten import (
+    CONSTANT,
+    Moment,
+    reach_of,
+    rescaling_of,
+    shift_of,
+    shortened,
+    told_from_noise,
+    whitening_of,
+)
 from tests.conftest import made_data
 
 DATA = made_data((60, 35, 45))
@@ -75,7 +84,7 @@ def test_whitened_features_have_length_one_and_no_preferred_direction():
     mapped = np.asarray(whitening.features(jnp.asarray(features)))
     assert whitening.directions == pytest.approx(4, rel=1e-3)
     np.testing.assert_allclose(np.cov(mapped[:, :3].T, bias=True), np.eye(3) / 4, atol=2e-3)
-    np.testing.assert_allclose(mapped[:, 3], 1 / 2, atol=2e-3)  # the constant, which nobody was asked about
+    np.testing.assert_allclose(mapped[:, 3], CONSTANT / 2, atol=2e-3)  # the constant, which nobody was asked about
 
 
 def test_noise_in_the_moment_shrinks_what_cannot_be_told_from_it():
@@ -109,7 +118,7 @@ def test_features_that_are_scaled_by_themselves():
     squares = np.mean((0.5 * features) ** 2, axis=0)
     made = rescaling_of(jnp.asarray(squares, jnp.float32), 1e-9, 0.5)
     mapped = np.asarray(made.features(jnp.asarray(features)))
-    np.testing.assert_allclose(np.mean(mapped**2, axis=0), np.full(4, 1 / 4), rtol=2e-3)
+    np.testing.assert_allclose(np.mean(mapped**2, axis=0), [1 / 4, 1 / 4, 1 / 4, CONSTANT**2 / 4], rtol=2e-3)
     assert made.directions == pytest.approx(4, rel=1e-3)
     blind = rescaling_of(jnp.asarray(squares, jnp.float32), 1.0, 0.5)  # noise prefers no feature
     np.testing.assert_allclose(blind.matrix[:3], blind.matrix[0])

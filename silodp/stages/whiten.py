@@ -46,6 +46,9 @@ CLEAR = 2.0  # stds of noise; what is larger is told
 # Per feature, in stds. With it the ridge is the noise that a full moment would have had: what is learned on rescaled
 # features has noise of that size as well, and without it steps are too long (wbcd, digits).
 DIAGONAL_RIDGE = 0.375
+# Of what whitening would make of the constant. Centres are noised, so features are related to it: one direction would
+# be up to twice as steep as others, which the steps of squared losses do not stand.
+CONSTANT = 0.7
 SPREAD = 3.0  # squares of features of length 1 have this length / sqrt(features) at most, unless few carry them all
 
 
@@ -210,7 +213,7 @@ def whitening_of(
     for block, matrix, (values, vectors, _), ridge in zip(blocks, matrices, found, ridges, strict=True):
         whitened = (vectors / np.sqrt(values + ridge)) @ vectors.T
         root[np.ix_(block, block)] = shortened(whitened, matrix, std) / math.sqrt(directions)
-    root[-1, -1] = 1 / math.sqrt((1 + last) * directions)
+    root[-1, -1] = CONSTANT / math.sqrt((1 + last) * directions)
     root[:, :-1] *= scale
     return Whitening(root.astype(np.float32), directions)
 
@@ -255,6 +258,7 @@ def rescaling_of(squares: Vector, std: float, scale: Any) -> Whitening:
     directions = max(1.0, float(np.sum(values / (values + ridge))))
     factors = 1 / np.sqrt((values + ridge) * directions)
     factors[:-1] *= scale
+    factors[-1] *= CONSTANT
     return Whitening(factors.astype(np.float32), directions)
 
 
