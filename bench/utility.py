@@ -286,7 +286,8 @@ def measure(jobs: list[dict[str, Any]], kept: Kept, place: Place | None) -> None
     known = known_by_job(kept.found)
     told = [json.dumps(job | {"known": known.get((job["name"], job["method"], job["seed"]), {})}) for job in jobs]
     for _, text in spread(JOB, told, place):
-        kept.keep(json.loads(text))
+        if rows := json.loads(text):
+            kept.keep(rows)
 
 
 def known_by_job(found: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]:
