@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 from silodp.plan.plan import Plan
 
@@ -15,7 +16,7 @@ MECHANISM = 2  # centre and moment without a constant beside the features
 
 def fingerprint(plan: Plan) -> str:
     """SHA-256 of the plan's JSON without its seed: from that, all noise could be found by trying."""
-    tree = plan.to_json() | {"mechanism": MECHANISM}
+    tree: dict[str, Any] = plan.to_json() | {"mechanism": MECHANISM}
     tree["config"]["run"].pop("seed", None)
     tree["facts"].pop("seed", None)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
