@@ -21,7 +21,7 @@ SEEDS, KNOTS = 2, 3
 def blocks_of(made: Split, knots: int) -> list[int]:
     """For each feature of `made.in_pieces(knots)` the number of its block; flags stand alone."""
     numbers = int(made.numbers.sum())
-    return [i % numbers for i in range((knots + 1) * numbers)] + list(range(numbers, len(made.numbers)))
+    return [i % numbers for i in range((knots - 1) * numbers)] + list(range(numbers, len(made.numbers)))
 
 
 def measured(name: str, knots: int, seed: int) -> np.ndarray:

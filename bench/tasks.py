@@ -201,7 +201,7 @@ class Split:
 
     def features(self, knots: int) -> int:
         """How many there are once the numbers are broken lines."""
-        return int((knots + 1) * self.numbers.sum() + (~self.numbers).sum()) if knots else len(self.numbers)
+        return int((knots - 1) * self.numbers.sum() + (~self.numbers).sum()) if knots else len(self.numbers)
 
     def in_pieces(self, knots: int) -> Split:
         """Every number as a broken line (the preprocessing step `pieces`); flags stay."""

@@ -30,6 +30,7 @@ from bench.utility_page import KEPT, write_page
 from silodp import cache
 from silodp.cluster import Place, place_of, spread
 from silodp.data import FederatedData
+from silodp.data.numbers import bends
 from silodp.parse import parse_config
 from silodp.plan import auto as recipe
 from silodp.plan.make import knots_that_pay
@@ -136,7 +137,7 @@ def constants_of_auto() -> str:
 
 def searches() -> dict[str, str]:
     """What each search tries, by its key in the kept file."""
-    told: dict[str, Any] = SEARCHES | {PIECES: (SEARCHES[PIECES], KNOTS)}
+    told: dict[str, Any] = SEARCHES | {PIECES: (SEARCHES[PIECES], [bends(knots) for knots in KNOTS])}
     told |= {name: family.sentence for name, family in FAMILIES.items()}
     told |= {DEFAULTS: (sorted(families.PRESCRIBED), families.CONSTANTS, families.MOST_ROUNDS)}
     told["opacus"] = [vars(rivals_torch)[name] for name in ("SHARE", "ROUNDS", "MOMENTUM", "STEPS", "CLIPS")]

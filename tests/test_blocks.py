@@ -102,7 +102,7 @@ def test_blocks_have_less_noise_than_pairs_and_are_counted():
 
 def test_pieces_of_a_feature_are_a_block_and_a_schemas_column_is_one():
     facts = Facts((60, 35), ("a", "b"), ("float32[12]", "int32[]"))
-    config = case(whiten={"moment": "blocks"}, data={"preprocess": ["standardise", "pieces:3"]})
+    config = case(whiten={"moment": "blocks"}, data={"preprocess": ["standardise", "pieces:5"]})
     asked = make_plan(config, facts).at("whiten").algorithm
     assert isinstance(asked, Blocks) and asked.blocks == ((0, 3, 6, 9), (1, 4, 7, 10), (2, 5, 8, 11))
     schema = silodp.Schema.read(SCHEMA)

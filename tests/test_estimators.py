@@ -24,6 +24,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 
 import silodp
 from silodp.data import FederatedData
+from silodp.data.numbers import bends
 from silodp.errors import ConfigError
 from silodp.front import records
 from silodp.front.asked import config_of, seed_of
@@ -525,7 +526,8 @@ def test_a_scale_is_taken_from_the_kinds_alone():
     tree = {"target": SCHEMA["target"], "columns": {"a": number, "b": number, "c": number}}
     assert records.public_scale(silodp.Schema.read(tree)) == pytest.approx([3**0.5] * 3)
     tree["columns"]["a"] = number | {"missing": 0.5, "pieces": 3}
-    line, *tents, missing, b, c = records.public_scale(silodp.Schema.read(tree))
-    assert line == b == c == pytest.approx((1 / 9 + 1 / 9 + 1 / 9 + 2 / 9) ** -0.5)
-    assert tents == pytest.approx([line * 2 / 3] * 3) and missing == pytest.approx(line / 4)
+    line, *bent, missing, b, c = records.public_scale(silodp.Schema.read(tree))
+    (bend,) = bends(3)
+    assert line == b == c == pytest.approx((3 / 9 + 4 / 9 * bend.usual().variance) ** -0.5)
+    assert bent == pytest.approx([line * 2 / 3]) and missing == pytest.approx(line / 4)
     assert jax.config.jax_enable_x64 is False and Path.cwd()  # the estimators change no setting of JAX

@@ -28,7 +28,7 @@ TREE = {
 
 def test_noise_is_that_of_the_plan_and_a_trusted_server_needs_less():
     told = expectations(parse_config(TREE))
-    assert told["chosen"]["name"] == "dp-gd" and told["whiten"]["moment"] == "full" and told["whiten"]["share"] == 0.1
+    assert told["chosen"]["name"] == "dp-gd" and told["whiten"]["moment"] == "full" and told["whiten"]["share"] == 0.05
     assert len(told["why"]) == 4 and "second moment" in told["why"][0] and "broken lines" in told["why"][1]
     relative = {row["trust"]: row["relative"] for row in told["trust"]}
     assert relative["untrusted"] == 1
@@ -50,7 +50,7 @@ def test_the_command_tells_it_and_refuses_a_run_without_a_target(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text(to_toml(parse_config(TREE)), encoding="utf-8")
     told = CliRunner().invoke(app, ["plan", str(file)])
-    assert told.exit_code == 0 and "10% of the budget" in told.output and "trusted" in told.output
+    assert told.exit_code == 0 and "5% of the budget" in told.output and "trusted" in told.output
     assert json.loads(CliRunner().invoke(app, ["plan", str(file), "--json"]).output)["silos"] == 4
     file.write_text(to_toml(parse_config(TREE | {"privacy": {}})), encoding="utf-8")
     refused = CliRunner().invoke(app, ["plan", str(file)])

@@ -16,7 +16,7 @@ from silodp.config import DataConfig, WhitenConfig
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.parse import parse_config
-from silodp.plan.auto import LUCK, NOISE_OF_STEPS, SHARES, SHORTEST
+from silodp.plan.auto import LUCK, NOISE_OF_STEPS, SHARE, SHORTEST
 from silodp.plan.certificate import settle
 from silodp.plan.make import make_plan, reasons, resolved
 from silodp.plan.plan import Plan
@@ -395,7 +395,7 @@ def test_auto_asks_for_a_full_moment_unless_it_has_too_many_numbers(sizes, featu
     facts = Facts(sizes, tuple(map(str, range(len(sizes)))), (f"float32[{features}]", "int32[]"))
     config = parse_config({"privacy": {"epsilon": epsilon, "trust": trust}, "algorithm": {"name": "auto"}})
     found = resolved(config, facts).whiten
-    assert found is not None and (found.moment, found.share) == (moment, SHARES[moment])
+    assert found is not None and (found.moment, found.share) == (moment, SHARE)
     assert ("pairs count" if moment == "full" else "too many numbers") in reasons(config, facts)[0]
     made = config.model_copy(update={"data": DataConfig(preprocess=["hog"])})  # records are 1 long already
     assert found.scale is None and getattr(resolved(made, facts).whiten, "scale", None) == 1.0

@@ -38,7 +38,7 @@ from silodp.data.cells import (
     spellings,
 )
 from silodp.data.days import Day, Formats, check_formats, day
-from silodp.data.numbers import FARTHEST, Constants, scaled, scaled_to, tents
+from silodp.data.numbers import KNOTS, Bend, Constants, bends, scaled, scaled_to
 from silodp.later import Later
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Number(Column):
     unit: str | None = None
     missing: StrictFloat | None = None
     pieces: StrictInt | None = Field(
-        default=None, ge=0, le=100, description="knots of a broken line in its place; 0: it stays a line"
+        default=None, description="knots of a broken line in its place: 3, 5, 9, 17, 33 or 65; 0: it stays a line"
     )
 
     @model_validator(mode="after")
@@ -147,8 +147,9 @@ class Number(Column):
             raise ValueError('give range = [lowest, highest], or centre and scale, or range = "private"')
         if isinstance(self.range, tuple) and self.missing is not None:
             within(self.missing, self.range, f"missing = {self.missing:g}")
-        if self.pieces in (1, 2):
-            raise ValueError(f"pieces = {self.pieces}: a broken line has three knots or more; give 3 to 100, or 0")
+        if self.pieces and self.pieces not in KNOTS:
+            known = ", ".join(map(str, KNOTS))
+            raise ValueError(f"pieces = {self.pieces}: knots of a broken line; give 0 for none, or one of {known}")
         if self.pieces and self.range == "private":
             raise ValueError(f"pieces = {self.pieces}: knots need a public range; give one, or leave pieces out")
         return self
@@ -158,13 +159,15 @@ class Number(Column):
         """That is expected of the scaled number: a range is taken to span six of them."""
         return 1 / 3 if isinstance(self.range, tuple) else 1.0
 
-    def knots(self) -> Float64[np.ndarray, " k"]:
-        """Of the scaled number."""
-        return np.linspace(-FARTHEST, FARTHEST, self.pieces or 0) * self.deviation
+    @property
+    def bends(self) -> list[Bend]:
+        """Beside the line."""
+        return bends(self.pieces or 0)
 
     def names(self, column: str) -> list[str]:
         chosen = self.constants()
-        places = [] if chosen is None else (self.knots() * chosen.scale + chosen.centre).tolist()
+        at = lambda bend, to: bend.place * self.deviation * to.scale + to.centre
+        places = [] if chosen is None else [at(bend, chosen) for bend in self.bends]
         return [column, *(f"{column} near {place}" for place in told_apart(places))]
 
     def constants(self) -> Constants | None:
@@ -183,7 +186,7 @@ class Number(Column):
         chosen = self.constants() or constants
         assert chosen is not None  # the schema refuses before
         found = scaled(values, chosen)[:, None]
-        return np.hstack([found, *tents(found, self.knots())]) if self.pieces else found
+        return np.hstack([found, *(bend.of(found / self.deviation) for bend in self.bends)])
 
     def allowed(self) -> str:
         unit = f" ({self.unit})" if self.unit else ""

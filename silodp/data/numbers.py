@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +11,7 @@ from jaxtyping import Float
 
 WIDEST = 4.0  # scaled by a centre and a scale, a number is clipped to this
 FARTHEST = 2.5  # where the outermost knots of a broken line lie, in deviations
+KNOTS = (3, 5, 9, 17, 33, 65)  # that broken lines have: each has the pieces of the one before, halved
 
 
 class Constants(NamedTuple):
@@ -28,10 +31,45 @@ def scaled(values: Float[np.ndarray, " n"], to: Constants) -> Float[np.ndarray, 
     return np.clip((values - to.centre) / to.scale, -to.limit, to.limit)
 
 
-def tents(values: Float[np.ndarray, "n d"], places: Float[np.ndarray, " k"]) -> list[Float[np.ndarray, "n d"]]:
-    """For each place how near the values are to it: 1 there, 0 from the next place on, in between a line.
+class Bend(NamedTuple):
+    """A part of a broken line, in deviations: 1 at the place, 0 from `reach` on, in between a line."""
 
-    Their sum with any weights is a broken line: a linear model of them is additive.
+    place: float
+    reach: float
+
+    def of(self, values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+        """How near values are to the place, less what is usual."""
+        return self.nearness(values) - self.usual().mean
+
+    def nearness(self, values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+        return np.maximum(0, 1 - np.abs(np.clip(values, -FARTHEST, FARTHEST) - self.place) / self.reach)
+
+    def usual(self) -> Usual:
+        """Of a number with a normal law: a public constant, whatever the records are."""
+        return usual_of(self)
+
+
+class Usual(NamedTuple):
+    mean: float
+    variance: float
+
+
+@cache
+def usual_of(bend: Bend) -> Usual:
+    law, count = NormalDist(), 1000
+    near = bend.nearness(np.array([law.inv_cdf((i + 0.5) / count) for i in range(count)]))
+    return Usual(float(np.mean(near)), float(np.var(near)))
+
+
+def bends(knots: int) -> list[Bend]:
+    """What makes a line of a number a broken one: a coarse bend first, then ever finer ones between those before.
+
+    With the line itself and a constant they span all broken lines of these knots, and no feature is told twice: noise
+    grows with features. Where noise hides the fine bends, the coarse ones are still told.
     """
-    near = np.clip(values, places[0], places[-1])
-    return [np.maximum(0, 1 - np.abs(near - place) / (places[1] - places[0])) for place in places]
+    found, pieces = list[Bend](), 2
+    while pieces < knots:
+        reach = 2 * FARTHEST / pieces
+        found += [Bend(reach * i - FARTHEST, reach) for i in range(1, pieces, 2)]
+        pieces *= 2
+    return found

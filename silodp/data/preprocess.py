@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from silodp.data import image_steps
-from silodp.data.numbers import FARTHEST, tents
+from silodp.data.numbers import FARTHEST, KNOTS, bends
 from silodp.data.tables import load_npz, own_name
 from silodp.data.types import Note, Table
 
@@ -82,11 +82,11 @@ UNIT_LENGTH = (*image_steps.STEPS, "normalise", "pieces")
 
 
 def pieces_of(texts: Sequence[str]) -> int:
-    """How many features the last of these steps makes of each, all of one knot after those of another; 0: no pieces."""
+    """How many features the last of these steps makes of each, all of one bend after those of another; 0: no pieces."""
     last = parse_steps(texts[-1:])
     if not last or last[0].name != "pieces":
         return 0
-    return int(last[0].numbers(1)[0] if last[0].argument else PIECES) + 1
+    return len(bends(_knots(last[0]))) + 1
 
 
 def categorical_columns(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -216,26 +216,31 @@ def _bias(step: Step, train: Table) -> Fitted:
     return _on_flat_features(append), step.public("a last column of ones")
 
 
-PIECES = 7  # knots of a feature; the outermost lie at FARTHEST deviations
+PIECES = 9  # knots of a feature
+
+
+def _knots(step: Step) -> int:
+    knots = PIECES if not step.argument else step.numbers(1)[0]
+    if knots not in KNOTS:
+        raise step.error(f"needs a number of knots: one of {', '.join(map(str, KNOTS))}")
+    return int(knots)
 
 
 def _pieces(step: Step, train: Table) -> Fitted:
     """`pieces`, or `pieces:KNOTS`: each standardised feature as a line with knots: linear models become additive."""
-    knots = PIECES if not step.argument else step.numbers(1)[0]
-    if knots not in range(3, 101):
-        raise step.error("needs a whole number of knots from 3 to 100")
+    knots = _knots(step)
     _no_categories(step, train)
-    places = np.linspace(-FARTHEST, FARTHEST, int(knots))
-    return _on_flat_features(lambda x: _in_pieces(x, places)), step.public(
-        "every feature, in deviations, and how near it is to each knot"
+    return _on_flat_features(lambda x: _in_pieces(x, knots)), step.public(
+        "every feature, in deviations, and how near it is to places in its range"
     )
 
 
-def _in_pieces(x: Float32[np.ndarray, "n d"], places: np.ndarray) -> np.ndarray:
-    """(tents at the places, x / 2), about 1 long for features of unit deviation."""
-    centred = [tent - 1 / len(places) for tent in tents(x, places)]
-    usual = 2 / 3 - 1 / len(places) + 1 / 4  # mean square of one feature's columns together
-    return np.hstack([*centred, np.clip(x, places[0], places[-1]) / 2]) / np.sqrt(usual * max(1, x.shape[1]))
+def _in_pieces(x: Float32[np.ndarray, "n d"], knots: int) -> np.ndarray:
+    """(bends, x / 2), about 1 long for features of unit deviation."""
+    parts = bends(knots)
+    usual = sum(bend.usual().variance for bend in parts) + 1 / 4  # mean square of one feature's columns together
+    line = np.clip(x, -FARTHEST, FARTHEST) / 2
+    return np.hstack([*(bend.of(x) for bend in parts), line]) / np.sqrt(usual * max(1, x.shape[1]))
 
 
 def _one_hot_names(step: Step) -> list[str]:

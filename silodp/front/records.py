@@ -89,8 +89,8 @@ MISSING = 0.25  # factor of an indicator of missing cells: they are few, and the
 SQUARES = {Category: 1.0, Flag: 1 / 2, Ordered: 1 / 3, Date: 1 / 9}  # that are expected of a column's features together
 
 
-def tent(column: Number) -> float:
-    """Factor of a broken line's parts beside the line."""
+def of_bends(column: Number) -> float:
+    """Factor of a broken line's bends beside the line."""
     return 2 * column.deviation
 
 
@@ -100,7 +100,8 @@ def usual_square(schema: Schema) -> float:
     A range is taken to span six deviations. The second moment's noise counts less the longer features are, until they
     are clipped: with 1/3 for a range (all of it equally likely) wbcd loses .02 at epsilon 1, and other tables nothing.
     """
-    number = lambda column: column.deviation**2 + (tent(column) ** 2 / 2 if column.pieces else 0.0)
+    bent = lambda column: of_bends(column) ** 2 * sum(bend.usual().variance for bend in column.bends)
+    number = lambda column: column.deviation**2 + bent(column)
     columns = schema.used.values()
     return float(sum(number(c) if isinstance(c, Number) else SQUARES[type(c)] for c in columns))
 
@@ -110,7 +111,7 @@ def public_scale(schema: Schema) -> list[float]:
     factors: list[float] = []
     for name, column in schema.used.items():
         others = len(column.names(name)) - 1
-        factors += [1.0] + [tent(column) if isinstance(column, Number) else 1.0] * others
+        factors += [1.0] + [of_bends(column) if isinstance(column, Number) else 1.0] * others
         factors += [MISSING] if column.indicator() else []
     return [float(factor / np.sqrt(usual_square(schema))) for factor in factors]
 
