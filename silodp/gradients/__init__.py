@@ -145,7 +145,7 @@ def record_factors(
     if found is None:
         return RecordGradients(general.clipped_gradients(loss, [point], one, records, bound, weights > 0))
     block = structured.clip_block(found, structured.Question([point], one, bound, None), records, weights > 0)
-    scaled = [layer.scaled(block.factor) for layer in block.masked()]
+    scaled = [layer.scaled(block.factor(bound)) for layer in block.masked().layers]
     return LayerFactors([records_first(layer) for layer in scaled], found.layers)
 
 

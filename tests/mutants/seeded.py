@@ -665,7 +665,7 @@ MUTANTS = [
     # --- gradients ---
     Mutant(
         "clip-doubled", "silodp/gradients/blocks.py",
-        "factors = jnp.where(norms > clip, clip /", "factors = jnp.where(norms > clip, 2 * clip /",
+        "factors = jnp.minimum(1, clip / norms)", "factors = jnp.minimum(1, 2 * clip / norms)",
         "a record contributes twice its clip norm",
         "tests/test_gradients.py::test_one_clipped_contribution_is_at_most_the_clip",
     ),
