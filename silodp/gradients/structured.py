@@ -29,7 +29,7 @@ from silodp.gradients.blocks import (
     sum_in_groups,
     weighted_rows,
 )
-from silodp.gradients.difference import difference
+from silodp.gradients.difference import Combination, difference
 from silodp.gradients.factors import Factors, computed, keep_only, make_factors, of_silos, turn_features
 from silodp.gradients.layers import CONV, LEAF
 from silodp.gradients.structure import Layer, Structure
@@ -71,7 +71,7 @@ class Question(NamedTuple):
     """
 
     points: Sequence[PyTree]
-    coefficients: Sequence[Any]
+    combination: Combination
     clip: Float[Array, ""]
     penalty: list[Array] | None
     closed_over: Sequence[Any] | None = None
@@ -80,7 +80,7 @@ class Question(NamedTuple):
 def clipped_sum(
     structure: Structure,
     points: Sequence[PyTree],
-    coefficients: Sequence[Any],
+    combination: Combination,
     records: PyTree,
     weights: Float[Array, " n"],
     clip: Float[Array, ""],
@@ -92,7 +92,7 @@ def clipped_sum(
     if penalty is not None:
         check_length(weights.shape[-1], MOST_OF_FEWER, "with a penalty inside the clip")
     added = None if penalty is None else jax.tree.leaves(penalty)
-    question = Question(points, coefficients, clip, added, structure.traced.consts)
+    question = Question(points, combination, clip, added, structure.traced.consts)
     run = RUN if penalty is None else PENALISED_RUN
     one = lambda question, records, weights: sum_in_blocks(
         lambda *block: [leaf[0] for leaf in run_sums(structure, question, run, *block)], records, weights, size, run
@@ -143,7 +143,7 @@ def run_sums(
 def clip_block(structure: Structure, question: Question, records: PyTree, kept: Bool[Array, " n"]) -> Clipped:
     if question.closed_over is not None:
         structure = structure._replace(traced=ClosedJaxpr(structure.traced.jaxpr, question.closed_over))
-    layers = _combine(structure, question.points, question.coefficients, records)
+    layers = _combine(structure, question.points, question.combination, records)
     numbers, given = eqx.partition(layers, [computed(*each) for each in zip(structure.layers, layers, strict=True)])
     # Nothing that an empty slot makes a loss compute may have a say. What came with it is zeros.
     layers = eqx.combine(computed_once([keep_only(layer, kept) for layer in numbers]), given)
@@ -192,7 +192,7 @@ def block_size(structure: Structure, points: int) -> int:
 
 
 def _combine(
-    structure: Structure, points: Sequence[PyTree], coefficients: Sequence[Any], records: PyTree
+    structure: Structure, points: Sequence[PyTree], combination: Combination, records: PyTree
 ) -> list[Factors]:
     leaves, last = jax.tree.leaves(points[0]), points[-1]
     if len(points) == 1:
@@ -203,23 +203,20 @@ def _combine(
     layers = []
     for i, layer in enumerate(structure.layers):  # of a leaf the input is nothing, and never changes
         changes = [(delta.inputs[i], delta.cotangents[i]) for delta in deltas]
-        terms = _terms(base.inputs[i], base.cotangents[i], changes, coefficients)
+        terms = _terms(base.inputs[i], base.cotangents[i], changes, combination)
         layers.append(make_factors(layer, leaves[layer.weight], terms))
     return layers
 
 
 def _terms(
-    inputs: Array, cotangents: Array, changes: list[tuple[Array | None, Array | None]], coefficients: Sequence[Any]
+    inputs: Array, cotangents: Array, changes: list[tuple[Array | None, Array | None]], combination: Combination
 ) -> list[tuple[Array, Array]]:
-    first = sum(coefficients[1:], coefficients[0]) * cotangents
     others = []
-    for coefficient, (input_change, change) in zip(coefficients, changes, strict=False):
-        if change is not None:
-            first = first + coefficient * change
+    for coefficient, (input_change, change) in zip(combination.others, changes, strict=True):
         if input_change is not None:
             moved = cotangents if change is None else cotangents + change
             others.append((input_change, coefficient * moved))
-    return [(inputs, first), *others]
+    return [(inputs, combination.add(cotangents, [change for _, change in changes])), *others]
 
 
 def _addends(layers: Sequence[Factors]) -> int:
