@@ -46,15 +46,18 @@ MOST_IN_BLOCK = 24 * RUN
 
 
 class Clipped(NamedTuple):
-    """A block of records: their factors, which of them count, their squared norms, and whether all are finite.
+    """A block of records: their factors, their squared norms (infinite where they do not count), and if all are finite.
 
     Factors of a record that does not count may hold anything: `masked` before they are summed, unless `finite`.
     """
 
     layers: list[Factors]
-    kept: Bool[Array, " n"]
     square_norms: Float[Array, " n"]
     finite: Bool[Array, ""]
+
+    @property
+    def kept(self) -> Bool[Array, " n"]:
+        return jnp.isfinite(self.square_norms)
 
     def masked(self) -> Clipped:
         return self._replace(layers=[keep_only(layer, self.kept) for layer in self.layers])
@@ -151,7 +154,7 @@ def clip_block(structure: Structure, question: Question, records: PyTree, kept: 
     finite = jnp.all(jnp.isfinite(square_norms))
     if question.penalty is not None:
         square_norms = _shifted_norms(structure, layers, square_norms, question.penalty)
-    return Clipped(layers, kept & jnp.isfinite(square_norms), square_norms, finite)
+    return Clipped(layers, jnp.where(kept, square_norms, jnp.inf), finite)
 
 
 def turned(clipped: Clipped) -> Clipped:
