@@ -176,6 +176,9 @@ def test_coefficients_that_are_known_give_what_others_give(engine, coefficients)
     known = jax.jit(lambda *given: clipped_sum(loss, points, coefficients, *given, engine=engine))
     want = jitted(loss, points, coefficients, records, jnp.ones(N), 0.1, engine=engine)
     assert relative(known(records, jnp.ones(N), 0.1), want) < 1e-6
+    dirty = records[0].at[3].set(jnp.nan).at[5].set(jnp.inf)
+    clean = known(records, jnp.ones(N).at[jnp.array([3, 5])].set(0), 0.1)
+    assert relative(known((dirty, records[1]), jnp.ones(N), 0.1), clean) < 1e-6
     assert (Combination.of(coefficients).whole is None) == (sum(coefficients) == 0)
 
 

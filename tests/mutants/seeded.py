@@ -683,6 +683,12 @@ MUTANTS = [
         "tests/test_gradients.py::test_overflow_inside_the_loss_is_a_non_finite_record[general]",
     ),
     Mutant(
+        "not-finite-kept-by-layers", "silodp/gradients/structured.py",
+        "return jnp.isfinite(self.square_norms)", "return self.square_norms == self.square_norms",
+        "a record whose norm is infinite makes the whole release not finite, whatever the noise",
+        "tests/test_gradients.py::test_overflow_inside_the_loss_is_a_non_finite_record[structured]",
+    ),
+    Mutant(
         "leaves-left-out-of-the-norm", "silodp/gradients/structured.py",
         "square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))", "square_norms = sum((layer.square_norms() for layer in layers if not hasattr(layer, 'weight')), jnp.zeros(()))",
         "parameters that no layer has to itself do not count when a record is clipped",
