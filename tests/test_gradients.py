@@ -26,6 +26,7 @@ from silodp.gradients import (
     per_record,
     record_factors,
 )
+from silodp.gradients.difference import Combination
 from silodp.gradients.factors import COMPARED, DenseFactors, Term, added_by_row
 from silodp.gradients.softplus import slope, slope_change, softplus, softplus_change
 
@@ -164,6 +165,34 @@ def test_three_points():
     want, _ = reference(loss, points, coefficients, records, np.ones(N), 0.5)
     for engine in ENGINES:
         assert relative(jitted(loss, points, coefficients, records, jnp.ones(N), 0.5, engine=engine), want) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("coefficients", [(1.0, -1.0), (2.0, -0.5), (2.0, -1, -1.0)])
+def test_coefficients_that_are_known_give_what_others_give(engine, coefficients):
+    """Where they add up to 0 the last point's own gradient is not computed at all."""
+    loss, y, records = CASES["regularised"]
+    points = [apart(y, 0.3), apart(y, 1e-3), y][-len(coefficients) :]
+    known = jax.jit(lambda *given: clipped_sum(loss, points, coefficients, *given, engine=engine))
+    want = jitted(loss, points, coefficients, records, jnp.ones(N), 0.1, engine=engine)
+    assert relative(known(records, jnp.ones(N), 0.1), want) < 1e-6
+    dirty = records[0].at[3].set(jnp.nan).at[5].set(jnp.inf)
+    clean = known(records, jnp.ones(N).at[jnp.array([3, 5])].set(0), 0.1)
+    assert relative(known((dirty, records[1]), jnp.ones(N), 0.1), clean) < 1e-6
+    assert (Combination.of(coefficients).whole is None) == (sum(coefficients) == 0)
+
+
+def test_what_one_point_alone_is_multiplied_by_is_never_left_out():
+    assert Combination.of([0.0]).whole == 0 and Combination.of([jnp.float32(1), jnp.float32(-1)]).whole == 0
+
+
+def test_a_gradient_that_no_point_changes_has_no_difference():
+    loss = lambda w, r: dense(w, None, r)[0]
+    for engine in ENGINES:
+        got = clipped_sum(
+            loss, [jnp.ones((1, 3)), jnp.zeros((1, 3))], [1.0, -1.0], draw(0, N, 3), jnp.ones(N), 1.0, engine=engine
+        )
+        assert not np.any(got)
 
 
 def test_plain_subtraction_would_fail_where_the_difference_does_not():

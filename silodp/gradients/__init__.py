@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PyTree
 
 from silodp.gradients import general, structured
 from silodp.gradients.blocks import RUN, SLACK, computed_once, sum_in_blocks, weighted_rows
-from silodp.gradients.difference import difference
+from silodp.gradients.difference import Combination, difference
 from silodp.gradients.factors import Factors, as_computed, records_first
 from silodp.gradients.layers import avg_pool, conv2d, dense, embed, max_pool
 from silodp.gradients.structure import Layer, Loss, NotStructured, Structure, find_structure
@@ -107,23 +107,23 @@ def clipped_sum(
     (memory grows with it, not with the number of records). All arrays and scalars may be traced.
     """
     _check(points, coefficients, weights, engine, microbatch)
-    factors, bound = [jnp.asarray(c, jnp.float32) for c in coefficients], jnp.asarray(clip, jnp.float32)
+    combination, bound = Combination.of(coefficients), jnp.asarray(clip, jnp.float32)
     found = _choose(loss, points[0], records, engine)
     if found is None:
-        return general.clipped_sum(loss, points, factors, records, weights, bound, microbatch)
+        return general.clipped_sum(loss, points, combination, records, weights, bound, microbatch)
     penalty = None
     if isinstance(loss, Regularised):
         at = loss.penalty
-        penalty = computed_once(general.combined_gradient(lambda params, _: at(params), points, factors, ()))
-    return structured.clipped_sum(found, points, factors, records, weights, bound, penalty, microbatch)
+        penalty = computed_once(general.combined_gradient(lambda params, _: at(params), points, combination, ()))
+    return structured.clipped_sum(found, points, combination, records, weights, bound, penalty, microbatch)
 
 
 def per_record(
     loss: Loss, points: Sequence[PyTree], coefficients: Sequence[Scalar], records: PyTree, clip: Scalar
 ) -> PyTree:
     """Each record's clipped combination, on a leading axis. Memory: records x parameters, so call it on few."""
-    factors = [jnp.asarray(c, jnp.float32) for c in coefficients]
-    return general.clipped_gradients(loss, points, factors, records, jnp.asarray(clip, jnp.float32))
+    combination = Combination.of(coefficients)
+    return general.clipped_gradients(loss, points, combination, records, jnp.asarray(clip, jnp.float32))
 
 
 def record_factors(
@@ -141,11 +141,11 @@ def record_factors(
             raise ValueError("engine: structured keeps no factors of a regularised loss; use general")
         engine = "general"
     found = _choose(loss, point, records, engine)
-    one = [jnp.float32(1)]
+    one = Combination.of([1.0])
     if found is None:
         return RecordGradients(general.clipped_gradients(loss, [point], one, records, bound, weights > 0))
     block = structured.clip_block(found, structured.Question([point], one, bound, None), records, weights > 0)
-    scaled = [layer.scaled(block.factor) for layer in block.masked()]
+    scaled = [layer.scaled(block.factor(bound)) for layer in block.masked().layers]
     return LayerFactors([records_first(layer) for layer in scaled], found.layers)
 
 

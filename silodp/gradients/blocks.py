@@ -70,11 +70,11 @@ def paired(sums: Float[Array, "runs ..."], run: int = RUN) -> Float[Array, "sums
     Unlike records within a run these are few additions, in an order of ours: what they round is a tenth of what a run
     rounds, and a sum in doubles costs five times as many passes.
     """
-    sums, length = rounded(sums), 2 * run
-    while len(sums) > 1 and length <= PAIRED:
-        half, length = len(sums) // 2, 2 * length
-        added = sums[:half] + sums[half : 2 * half]
-        sums = added if len(sums) % 2 == 0 else jnp.concatenate([added, sums[2 * half :]])
+    times = min(max(1, PAIRED // run).bit_length() - 1, (len(sums) - 1).bit_length())
+    sums = jnp.pad(rounded(sums), [(0, -len(sums) % 2**times), *[(0, 0)] * (sums.ndim - 1)])
+    for _ in range(times):
+        half = len(sums) // 2
+        sums = sums[:half] + sums[half:]
     return sums
 
 
@@ -209,7 +209,7 @@ def computed_once(vectors: T) -> T:
     return lax.fori_loop(0, turns, lambda _, kept: jax.tree.map(rounded, kept), vectors)
 
 
-SMALLEST_SQUARE, UNDERFLOWN = 1e-30, 1e-15
+SMALLEST_SQUARE = 1e-30
 
 
 def clip_factor(square_norms: Float[Array, " n"], clip: Any, addends: int) -> Float[Array, " n"]:
@@ -217,9 +217,9 @@ def clip_factor(square_norms: Float[Array, " n"], clip: Any, addends: int) -> Fl
 
     addends: of the longest sum behind a square. Its rounding, and that of scaling, is counted against the record.
     """
-    # Squares lost to underflow count as the largest they may have been: clipping then errs on the safe side.
-    norms = jnp.where(square_norms > SMALLEST_SQUARE, jnp.sqrt(square_norms), UNDERFLOWN)
-    norms = norms * (1 + (addends / 2 + 8) * UNIT)
-    factors = jnp.where(norms > clip, clip / jnp.where(norms > 0, norms, 1), 1)
+    # Squares lost to underflow count as the largest they may have been: clipping then errs on the safe side. Nothing
+    # here is a choice: of a root or a quotient that is chosen a compiler makes a branch, record by record.
+    norms = jnp.sqrt(jnp.maximum(square_norms, SMALLEST_SQUARE)) * (1 + (addends / 2 + 8) * UNIT)
+    factors = jnp.minimum(1, clip / norms)
     # Points so far apart that their distance is no number give no bound: nothing usable may come out.
     return jnp.where(jnp.isnan(clip), jnp.nan, factors)

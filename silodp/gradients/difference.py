@@ -9,7 +9,7 @@ identity of its own falls back to its tangent at the midpoint where that agrees 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +55,29 @@ def difference(function: Callable[..., PyTree], x: PyTree, y: PyTree, *rest: PyT
     fixed = [Pair(leaf) for leaf in jax.tree.leaves(rest)]
     results = walk(traced, [*moved, *fixed], _propagate, lift=Pair, inline=inner_function)
     return shape.unflatten([r.base for r in results]), shape.unflatten([r.delta for r in results])
+
+
+class Combination(NamedTuple):
+    """sum_k c_k f(x_k), as whole * f at the last point + sum_k others[k] * (f(x_k) - f at the last point).
+
+    whole: None where it is known to be 0, and then nobody computes what only f at the last point needs.
+    """
+
+    whole: Array | None
+    others: list[Array]
+
+    @staticmethod
+    def of(coefficients: Sequence[Any]) -> Combination:
+        numbers = [jnp.asarray(c, jnp.float32) for c in coefficients]
+        known = all(isinstance(c, (int, float)) for c in coefficients)
+        nothing = len(coefficients) > 1 and known and sum(coefficients) == 0
+        return Combination(None if nothing else sum(numbers[1:], numbers[0]), numbers[:-1])
+
+    def add(self, base: Array, changes: Sequence[Array | None]) -> Array:
+        """Changes that are None are 0."""
+        parts = [] if self.whole is None else [self.whole * base]
+        parts += [c * change for c, change in zip(self.others, changes, strict=True) if change is not None]
+        return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(base)
 
 
 class Step(NamedTuple):

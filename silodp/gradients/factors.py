@@ -87,8 +87,8 @@ class DenseFactors(eqx.Module):
             return (scaled @ t.inputs.T)[None], (scaled @ t.constant)[None]
         runs, inputs = in_runs(scaled, 1, run), in_runs(t.inputs.T, 0, run)
         bias = jnp.sum(runs * in_runs(t.constant, 0, run), axis=2).T
-        if len(scaled) == 1:  # no matrix product: a pass over the inputs is faster
-            return jnp.sum(runs[0, ..., None] * inputs, axis=1)[:, None], bias
+        if len(scaled) == 1:  # products with vectors, which XLA has other loops for
+            return jnp.einsum("rj,rji->ri", runs[0], inputs)[:, None], bias
         return jnp.einsum("orj,rji->roi", runs, inputs), bias
 
     def scaled(self, scale: PerRecord) -> DenseFactors:
@@ -261,11 +261,12 @@ def _kernel_gradients(inputs: Array, cotangents: Array, stride: int, size: tuple
 
 
 def computed(layer: Layer, factors: Factors) -> Any:
-    """Which of its arrays hold computed numbers, not features or indices as they came."""
+    """Which of its arrays hold computed numbers, not features or indices as they came, nor the ones of a bias."""
     numbers = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating), factors)
-    if isinstance(factors, DenseFactors) and layer.as_it_came:
-        return eqx.tree_at(lambda own: own.terms[0].inputs, numbers, False)
-    return numbers
+    if not isinstance(factors, DenseFactors):
+        return numbers
+    came = lambda own: (own.terms[0].inputs, own.terms[0].constant)
+    return eqx.tree_at(came, numbers, (not layer.as_it_came, False))
 
 
 def keep_only(factors: Factors, kept: Bool[Array, " n"]) -> Factors:

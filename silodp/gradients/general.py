@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,37 +10,34 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from silodp.gradients.blocks import clip_factor, computed_once, paired, sum_in_blocks, weighted_rows
-from silodp.gradients.difference import difference
+from silodp.gradients.difference import Combination, difference
 from silodp.gradients.structure import Loss
 
 # Per-record gradients alive at one time, unless a microbatch is given.
 GRADIENT_BYTES = 8_000_000
 
 
-def combined_gradient(loss: Loss, points: Sequence[PyTree], coefficients: Sequence[Any], record: PyTree) -> PyTree:
-    """sum_k c_k grad loss(x_k; record), as (sum_k c_k) grad at the last point plus exact differences to it."""
+def combined_gradient(loss: Loss, points: Sequence[PyTree], combination: Combination, record: PyTree) -> PyTree:
+    """sum_k c_k grad loss(x_k; record), from the gradient at the last point and exact differences to it."""
     gradient, last = jax.grad(loss), points[-1]
     if len(points) == 1:
-        return jax.tree.map(lambda g: coefficients[0] * g, gradient(last, record))
+        return jax.tree.map(lambda g: combination.add(g, []), gradient(last, record))
     pairs = [difference(gradient, point, last, record) for point in points[:-1]]
-    leaves, tree = jax.tree.flatten(pairs[0][0])
-    combined = [sum(coefficients[1:], coefficients[0]) * leaf for leaf in leaves]
-    for coefficient, (_, delta) in zip(coefficients, pairs, strict=False):
-        changes = tree.flatten_up_to(delta)
-        combined = [g if d is None else g + coefficient * d for g, d in zip(combined, changes, strict=True)]
-    return jax.tree.unflatten(tree, combined)
+    bases, tree = jax.tree.flatten(pairs[0][0])
+    changes = zip(*(tree.flatten_up_to(delta) for _, delta in pairs), strict=True)
+    return jax.tree.unflatten(tree, [combination.add(*each) for each in zip(bases, changes, strict=True)])
 
 
 def clip_records(
     loss: Loss,
     points: Sequence[PyTree],
-    coefficients: Sequence[Any],
+    combination: Combination,
     records: PyTree,
     clip: Float[Array, ""],
     kept: Array | None,
 ) -> tuple[PyTree, Float[Array, " n"]]:
     """Every record's combination, stacked on a leading axis and finite, and what clips it: 0 if not finite or kept."""
-    gradients = computed_once(jax.vmap(lambda record: combined_gradient(loss, points, coefficients, record))(records))
+    gradients = computed_once(jax.vmap(lambda record: combined_gradient(loss, points, combination, record))(records))
     leaves = jax.tree.leaves(gradients)
     square_norms = sum((jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in leaves), jnp.zeros(()))
     good = jnp.isfinite(square_norms) if kept is None else jnp.isfinite(square_norms) & kept
@@ -58,13 +54,13 @@ def clip_records(
 def clipped_gradients(
     loss: Loss,
     points: Sequence[PyTree],
-    coefficients: Sequence[Any],
+    combination: Combination,
     records: PyTree,
     clip: Float[Array, ""],
     kept: Array | None = None,
 ) -> PyTree:
     """Every record's clipped combination, stacked on a leading axis; zero where not finite or not kept."""
-    gradients, factor = clip_records(loss, points, coefficients, records, clip, kept)
+    gradients, factor = clip_records(loss, points, combination, records, clip, kept)
     return jax.tree.map(lambda g: g * _along(factor, g), gradients)
 
 
@@ -75,7 +71,7 @@ def _along(values: Array, gradient: Array) -> Array:
 def clipped_sum(
     loss: Loss,
     points: Sequence[PyTree],
-    coefficients: Sequence[Any],
+    combination: Combination,
     records: PyTree,
     weights: Float[Array, " n"],
     clip: Float[Array, ""],
@@ -85,7 +81,7 @@ def clipped_sum(
     size = microbatch or max(1, GRADIENT_BYTES // (4 * parameters * len(points)))
 
     def block_sum(block: PyTree, block_weights: Array) -> PyTree:
-        gradients, factor = clip_records(loss, points, coefficients, block, clip, block_weights > 0)
+        gradients, factor = clip_records(loss, points, combination, block, clip, block_weights > 0)
         return jax.tree.map(lambda g: paired(weighted_rows(block_weights * factor, g)), gradients)
 
     return sum_in_blocks(block_sum, records, weights, size)

@@ -29,7 +29,7 @@ from silodp.gradients.blocks import (
     sum_in_groups,
     weighted_rows,
 )
-from silodp.gradients.difference import difference
+from silodp.gradients.difference import Combination, difference
 from silodp.gradients.factors import Factors, computed, keep_only, make_factors, of_silos, turn_features
 from silodp.gradients.layers import CONV, LEAF
 from silodp.gradients.structure import Layer, Structure
@@ -46,18 +46,25 @@ MOST_IN_BLOCK = 24 * RUN
 
 
 class Clipped(NamedTuple):
-    """A block of records: their factors, which of them count, the factor that clips each, and whether all are finite.
+    """A block of records: their factors, their squared norms (infinite where they do not count), and if all are finite.
 
     Factors of a record that does not count may hold anything: `masked` before they are summed, unless `finite`.
     """
 
     layers: list[Factors]
-    kept: Bool[Array, " n"]
-    factor: Float[Array, " n"]
+    square_norms: Float[Array, " n"]
     finite: Bool[Array, ""]
 
-    def masked(self) -> list[Factors]:
-        return [keep_only(layer, self.kept) for layer in self.layers]
+    @property
+    def kept(self) -> Bool[Array, " n"]:
+        return jnp.isfinite(self.square_norms)
+
+    def masked(self) -> Clipped:
+        return self._replace(layers=[keep_only(layer, self.kept) for layer in self.layers])
+
+    def factor(self, clip: Float[Array, ""]) -> Float[Array, " n"]:
+        """What clips each."""
+        return clip_factor(jnp.where(self.kept, self.square_norms, 0), clip, _addends(self.layers))
 
 
 class Question(NamedTuple):
@@ -67,7 +74,7 @@ class Question(NamedTuple):
     """
 
     points: Sequence[PyTree]
-    coefficients: Sequence[Any]
+    combination: Combination
     clip: Float[Array, ""]
     penalty: list[Array] | None
     closed_over: Sequence[Any] | None = None
@@ -76,7 +83,7 @@ class Question(NamedTuple):
 def clipped_sum(
     structure: Structure,
     points: Sequence[PyTree],
-    coefficients: Sequence[Any],
+    combination: Combination,
     records: PyTree,
     weights: Float[Array, " n"],
     clip: Float[Array, ""],
@@ -88,7 +95,7 @@ def clipped_sum(
     if penalty is not None:
         check_length(weights.shape[-1], MOST_OF_FEWER, "with a penalty inside the clip")
     added = None if penalty is None else jax.tree.leaves(penalty)
-    question = Question(points, coefficients, clip, added, structure.traced.consts)
+    question = Question(points, combination, clip, added, structure.traced.consts)
     run = RUN if penalty is None else PENALISED_RUN
     one = lambda question, records, weights: sum_in_blocks(
         lambda *block: [leaf[0] for leaf in run_sums(structure, question, run, *block)], records, weights, size, run
@@ -112,44 +119,42 @@ def run_sums(
     """Leaves of the sums over runs of each of `silos` that have equally many of the block's records; where there is a
     penalty, last of all the sums of what it is multiplied by."""
     clipped = clip_block(structure, question, records, weights > 0)
-    scale = jnp.where(clipped.kept, weights * clipped.factor, 0)
 
-    def add(layers: list[Factors], scale: Array) -> list[Array]:
-        sums = lambda layers, scale: sum_layers(structure.layers, layers, scale, question.points[0], run)
-        total = lambda layers, scale: [paired(leaf, run) for leaf in sums(layers, scale)]
+    def total(layers: list[Factors], scale: Array) -> list[Array]:
+        sums = sum_layers(structure.layers, layers, scale, question.points[0], run)
+        weight = [] if question.penalty is None else [weighted_rows(scale, jnp.ones_like(scale), run)]
+        return [paired(leaf, run) for leaf in (*sums, *weight)]
+
+    def add(clipped: Clipped, weights: Array, clip: Array) -> list[Array]:
+        layers, scale = clipped.layers, jnp.where(clipped.kept, weights * clipped.factor(clip), 0)
         if silos == 1:
             return [leaf[None] for leaf in total(layers, scale)]
         apart = [of_silos(layer, silos) for layer in layers]
         axes = [0 if layer.axis == 0 else -2 for layer in layers], 0
         return jax.vmap(total, in_axes=axes)(apart, scale.reshape(silos, -1))
 
-    # Masking copies all features. Weight 0 does as well, unless a record's numbers are not finite.
-    summed = rarely(
+    # Masking copies all features. Weight 0 does as well, unless a record's numbers are not finite. What clips is
+    # computed here and not with the norms: of both in one loop over the records XLA makes a task for each core.
+    return rarely(
         ~clipped.finite,
-        lambda given: add(turned(given[0]).masked(), given[1]),
-        lambda given: add(turned(given[0]).layers, given[1]),
-        (turned(clipped), scale),
+        lambda given: add(turned(given[0]).masked(), *given[1:]),
+        lambda given: add(turned(given[0]), *given[1:]),
+        (turned(clipped), weights, question.clip),
     )
-    if question.penalty is None:
-        return summed
-    totals = jax.vmap(lambda own: paired(weighted_rows(own, jnp.ones_like(own), run), run))(scale.reshape(silos, -1))
-    return [*summed, totals]
 
 
 def clip_block(structure: Structure, question: Question, records: PyTree, kept: Bool[Array, " n"]) -> Clipped:
     if question.closed_over is not None:
         structure = structure._replace(traced=ClosedJaxpr(structure.traced.jaxpr, question.closed_over))
-    layers = _combine(structure, question.points, question.coefficients, records)
+    layers = _combine(structure, question.points, question.combination, records)
     numbers, given = eqx.partition(layers, [computed(*each) for each in zip(structure.layers, layers, strict=True)])
     # Nothing that an empty slot makes a loss compute may have a say. What came with it is zeros.
     layers = eqx.combine(computed_once([keep_only(layer, kept) for layer in numbers]), given)
     square_norms = sum((layer.square_norms() for layer in layers), jnp.zeros(()))
-    addends = max(layer.addends for layer in layers) + len(layers)
     finite = jnp.all(jnp.isfinite(square_norms))
     if question.penalty is not None:
-        square_norms = _shifted_norms(structure, layers, square_norms, question.penalty, addends)
-    kept = kept & jnp.isfinite(square_norms)
-    return Clipped(layers, kept, clip_factor(jnp.where(kept, square_norms, 0), question.clip, addends), finite)
+        square_norms = _shifted_norms(structure, layers, square_norms, question.penalty)
+    return Clipped(layers, jnp.where(kept, square_norms, jnp.inf), finite)
 
 
 def turned(clipped: Clipped) -> Clipped:
@@ -190,7 +195,7 @@ def block_size(structure: Structure, points: int) -> int:
 
 
 def _combine(
-    structure: Structure, points: Sequence[PyTree], coefficients: Sequence[Any], records: PyTree
+    structure: Structure, points: Sequence[PyTree], combination: Combination, records: PyTree
 ) -> list[Factors]:
     leaves, last = jax.tree.leaves(points[0]), points[-1]
     if len(points) == 1:
@@ -201,33 +206,35 @@ def _combine(
     layers = []
     for i, layer in enumerate(structure.layers):  # of a leaf the input is nothing, and never changes
         changes = [(delta.inputs[i], delta.cotangents[i]) for delta in deltas]
-        terms = _terms(base.inputs[i], base.cotangents[i], changes, coefficients)
+        terms = _terms(base.inputs[i], base.cotangents[i], changes, combination)
         layers.append(make_factors(layer, leaves[layer.weight], terms))
     return layers
 
 
 def _terms(
-    inputs: Array, cotangents: Array, changes: list[tuple[Array | None, Array | None]], coefficients: Sequence[Any]
+    inputs: Array, cotangents: Array, changes: list[tuple[Array | None, Array | None]], combination: Combination
 ) -> list[tuple[Array, Array]]:
-    first = sum(coefficients[1:], coefficients[0]) * cotangents
     others = []
-    for coefficient, (input_change, change) in zip(coefficients, changes, strict=False):
-        if change is not None:
-            first = first + coefficient * change
+    for coefficient, (input_change, change) in zip(combination.others, changes, strict=True):
         if input_change is not None:
             moved = cotangents if change is None else cotangents + change
             others.append((input_change, coefficient * moved))
-    return [(inputs, first), *others]
+    return [(inputs, combination.add(cotangents, [change for _, change in changes])), *others]
+
+
+def _addends(layers: Sequence[Factors]) -> int:
+    """Of the longest sum behind a squared norm."""
+    return max(layer.addends for layer in layers) + len(layers)
 
 
 def _shifted_norms(
-    structure: Structure, layers: Sequence[Factors], square_norms: Array, penalty: Sequence[Array], addends: int
+    structure: Structure, layers: Sequence[Factors], square_norms: Array, penalty: Sequence[Array]
 ) -> Array:
-    inner = jnp.zeros(())
+    inner = jnp.zeros(())  # twice the inner product
     for layer, factors in zip(structure.layers, layers, strict=True):
         weight = penalty[layer.weight].T if layer.turned else penalty[layer.weight]
-        inner += factors.inner(weight, None if layer.bias is None else penalty[layer.bias])
+        inner += factors.inner(2 * weight, None if layer.bias is None else 2 * penalty[layer.bias])
     shift = sum((jnp.vdot(r, r) for r in penalty), jnp.zeros(()))
     apart = square_norms + shift
-    expanded = apart + 2 * inner + 2 * (addends + 8) * UNIT * apart
+    expanded = (1 + 2 * (_addends(layers) + 8) * UNIT) * apart + inner
     return jnp.maximum(expanded, CANCELLED**2 * apart)

@@ -20,7 +20,7 @@ ARITHMETIC = [
         "records are rounded against all others", SUMS + "test_crafted_neighbours_do_not_move_a_sum_beyond_its_bound[general-25000-32]",
     ),
     Mutant(
-        "pairs-of-any-length", "silodp/gradients/blocks.py", "while len(sums) > 1 and length <= PAIRED:", "while len(sums) > 1:",
+        "pairs-of-any-length", "silodp/gradients/blocks.py", "min(max(1, PAIRED // run).bit_length() - 1, (len(sums) - 1).bit_length())", "(len(sums) - 1).bit_length()",
         "sums of runs are rounded against all others", SUMS + "test_pairs_are_of_no_more_records_than_the_proof_has[24-256]",
     ),
     Mutant(
@@ -177,9 +177,9 @@ ARITHMETIC = [
     Mutant("silent-noise", NOISE, "std > 0)", "std >= 0)", "a release without noise", DRAWS + "test_what_has_no_exact_answer_is_refused"),
     Mutant("near-rows-kept", NOISE, "        drawn[left[sure]] = rows[sure]\n        left = left[~sure]", "        drawn[left] = rows\n        left = left[:0]", "a message near a boundary is sent", "tests/test_channels_randomizers.py::test_rows_near_a_boundary_are_drawn_again"),
     Mutant("mu2-rest-dropped", "silodp/algorithms/mu2.py", ', "value", rest=silo.memory.low)', ', "value")', "the running sum is rounded to float32", SUMS + "test_mu2_releases_both_halves_of_its_running_sum"),
-    Mutant("norm-rounding-forgotten", "silodp/gradients/blocks.py", "    norms = norms * (1 + (addends / 2 + 8) * UNIT)\n", "", "a norm is taken for less than it is", SUMS + "test_a_norms_own_rounding_is_counted_against_its_record"),
-    Mutant("underflow-forgotten", "silodp/gradients/blocks.py", "SMALLEST_SQUARE, UNDERFLOWN = 1e-30, 1e-15", "SMALLEST_SQUARE, UNDERFLOWN = 0.0, 0.0", "squares that vanish count as no length", SUMS + "test_a_norm_that_may_have_underflown_counts_as_the_largest_that_could_have"),
-    Mutant("shifted-norm-rounding-forgotten", "silodp/gradients/structured.py", "+ 2 * (addends + 8) * UNIT * apart", "", "a penalised norm is taken for less than it is", SUMS + "test_the_worst_rounding_of_a_penalised_norm_is_counted_against_its_record"),
+    Mutant("norm-rounding-forgotten", "silodp/gradients/blocks.py", " * (1 + (addends / 2 + 8) * UNIT)", "", "a norm is taken for less than it is", SUMS + "test_a_norms_own_rounding_is_counted_against_its_record"),
+    Mutant("underflow-forgotten", "silodp/gradients/blocks.py", "SMALLEST_SQUARE = 1e-30", "SMALLEST_SQUARE = 0.0", "squares that vanish count as no length", SUMS + "test_a_norm_that_may_have_underflown_counts_as_the_largest_that_could_have"),
+    Mutant("shifted-norm-rounding-forgotten", "silodp/gradients/structured.py", "(1 + 2 * (_addends(layers) + 8) * UNIT) * apart", "apart", "a penalised norm is taken for less than it is", SUMS + "test_the_worst_rounding_of_a_penalised_norm_is_counted_against_its_record"),
     Mutant("distance-floor-forgotten", "silodp/core.py", "jnp.where(length < 1e-15, 0.0, length)", "length", "clip norms that underflow", SUMS + "test_points_that_float32_cannot_tell_apart_have_no_distance"),
     Mutant("errors-of-jax-passed-on", "silodp/deploy/silo.py", "except jax.errors.JaxRuntimeError:  # its text may quote numbers: not passed on\n            raise Refused(f\"query {name!r} of round {round}: no noise could be drawn; nothing was sent\") from None", "except jax.errors.JaxRuntimeError as error:\n            raise Refused(str(error)) from None", "an error's text may quote numbers", "tests/test_deploy_messages.py::test_an_error_of_the_compiled_program_is_not_passed_on"),
     Mutant("squares-move-less", "silodp/sampling.py", "SQUARES_MOVE = 2**0.5 + 2 * SLACK", "SQUARES_MOVE = 1 + 2 * SLACK", "a second moment moves further than its bound", "tests/test_whiten.py::test_squares_are_clipped_sums_and_move_by_at_most_their_bound[3]"),

@@ -665,7 +665,7 @@ MUTANTS = [
     # --- gradients ---
     Mutant(
         "clip-doubled", "silodp/gradients/blocks.py",
-        "factors = jnp.where(norms > clip, clip /", "factors = jnp.where(norms > clip, 2 * clip /",
+        "factors = jnp.minimum(1, clip / norms)", "factors = jnp.minimum(1, 2 * clip / norms)",
         "a record contributes twice its clip norm",
         "tests/test_gradients.py::test_one_clipped_contribution_is_at_most_the_clip",
     ),
@@ -681,6 +681,12 @@ MUTANTS = [
         "good = jnp.ones_like(square_norms, bool) if kept is None else kept",
         "a record that is not finite makes the whole release so, whatever the noise",
         "tests/test_gradients.py::test_overflow_inside_the_loss_is_a_non_finite_record[general]",
+    ),
+    Mutant(
+        "not-finite-kept-by-layers", "silodp/gradients/structured.py",
+        "return jnp.isfinite(self.square_norms)", "return self.square_norms == self.square_norms",
+        "a record whose norm is infinite makes the whole release not finite, whatever the noise",
+        "tests/test_gradients.py::test_overflow_inside_the_loss_is_a_non_finite_record[structured]",
     ),
     Mutant(
         "leaves-left-out-of-the-norm", "silodp/gradients/structured.py",

@@ -33,6 +33,7 @@ from silodp.gradients.blocks import (
     sum_in_blocks,
     whole_runs,
 )
+from silodp.gradients.difference import Combination
 from silodp.gradients.factors import DenseFactors, Term, computed
 from silodp.gradients.structure import find_structure
 from silodp.gradients.structured import CANCELLED, MOST_IN_BLOCK, PENALISED_RUN, block_size
@@ -375,7 +376,7 @@ def test_an_empty_slot_does_not_decide_how_its_block_is_summed():
     """A loss that is no number at a record of zeros, which is what empty slots hold."""
     unit_length = lambda x, record: dense(x, None, record / jnp.linalg.norm(record))[0]
     point, records, taken = jnp.ones((1, 2)), jnp.ones((8, 2)).at[3].set(0), jnp.ones(8).at[3].set(0)
-    question = structured.Question([point], [1.0], jnp.float32(1), None)
+    question = structured.Question([point], Combination.of([1.0]), jnp.float32(1), None)
     finite = lambda kept: (
         structured.clip_block(find_structure(unit_length, point, records[0]), question, records, kept).finite
     )
