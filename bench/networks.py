@@ -31,6 +31,7 @@ Change = dict[str, dict[str, Any]]
 NO_MEAN: Change = {"algorithm": {"average": 1}}
 PLAIN: Change = {"model": {"norm": "none"}}
 RELU: Change = {"model": {"activation": "relu"}}
+AUTO: Change = {"algorithm": {"name": "auto"}}
 SMALL_START: Change = {"model": {"initial": "normal", "initial_scale": 0.03}}
 
 
@@ -68,6 +69,7 @@ TASKS = {
             "clip norm 0.5": {"algorithm": {"clip": 0.5}},
             "a quarter of the batch, four times the rounds": {"algorithm": minibatches(25, 240)},
             "five views": {"model": {"views": ["shift:1"]}},
+            "as `auto` takes it": AUTO,
         },
         "10,000 of MNIST's images, LeNet (44,426 parameters), 60 rounds, clip norm .1",
     ),
@@ -76,8 +78,12 @@ TASKS = {
         LENET,
         minibatches(100, 100),
         (1.0,),
-        {"recipe": {}, "relu without norm": {"model": {"activation": "relu", "norm": "none"}}},
-        "10,000 of CIFAR-10's images, LeNet (62,006 parameters)",
+        {
+            "recipe": {},
+            "relu without norm": {"model": {"activation": "relu", "norm": "none"}},
+            "as `auto` takes it": AUTO,
+        },
+        "10,000 of CIFAR-10's images, LeNet (62,006 parameters), 100 rounds, clip norm .1",
     ),
 }
 
@@ -86,11 +92,14 @@ def tree_of(task: Task, change: Change, step: float, seed: int) -> dict[str, Any
     """`step`: how far parameters move at most."""
     algorithm = {**task.algorithm, **change.get("algorithm", {})}
     algorithm["step_size"] = step / algorithm["clip"]
+    every = algorithm["rounds"]
+    if change is AUTO:  # which leaves nothing to choose
+        algorithm, every = AUTO["algorithm"], 1000
     return {
         "model": {**task.model, **change.get("model", {})},
         "privacy": {"epsilon": EPSILON, "trust": "trusted"},
         "algorithm": {key: value for key, value in algorithm.items() if value is not None},
-        "run": {"seed": seed, "every": algorithm["rounds"]},
+        "run": {"seed": seed, "every": every},
     }
 
 
