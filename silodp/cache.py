@@ -12,6 +12,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from silodp.compiler import THREADS
+
 if TYPE_CHECKING:
     from silodp.config import Config
 
@@ -95,11 +97,16 @@ def keep_programs() -> None:
 
     if jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore[reportAttributeAccessIssue]
         return
-    path = folder("programs")
+    path = folder(programs())
     if path is None:
         return
     trim(path)
     keep_programs_in(str(path))
+
+
+def programs() -> str:
+    """Their folder's name: a program is made for so many threads, and the key that JAX gives it does not tell."""
+    return f"programs-{os.environ[THREADS]}" if THREADS in os.environ else "programs"
 
 
 def keep_programs_in(path: str | None) -> None:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from silodp.compiler import share_of_cores
 from silodp.errors import ConfigError, Refused, one_line
 
 OURS = ("silodp.", "bench.")  # whose functions a job may name
@@ -119,6 +120,7 @@ def started(distributed: Any, workers: int) -> Any:
     return distributed.LocalCluster(
         n_workers=workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0",
         memory_limit=None, silence_logs=logging.ERROR, security=distributed.Security.temporary(),
+        env=share_of_cores(workers),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How hard XLA tries. Programs that run once on a few records are compiled for longer than they run."""
+"""How hard XLA tries, and on how many threads. What runs once on a few records is compiled for longer than it runs."""
 
 from __future__ import annotations
 
@@ -19,3 +19,17 @@ def compile_quickly() -> None:
     os.environ.setdefault("XLA_FLAGS", QUICK)
     # No operation is told which lines of source it came from: lowering a program is quicker without.
     os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
+
+THREADS = "PJRT_NPROC"  # XLA reads it when it starts; without it there is a thread for each core
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_of_cores(processes: int) -> dict[str, str]:
+    """For the environment of each of so many processes that compute side by side: together they have a thread for each
+    core. A number that the user has set stays."""
+    return {THREADS: os.environ.get(THREADS, str(max(1, cores() // processes)))}

@@ -65,6 +65,10 @@ class Coins(SeededRandomness):
         drawn = super().uniform(purpose, shape, step)
         return SECRET.bind(drawn) if purpose.startswith("batch/") else drawn
 
+    def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
+        drawn = super().normal(purpose, shape, step)
+        return SECRET.bind(drawn) if purpose.startswith(("batch/", "noise/")) else drawn
+
 
 class ChannelCoins(Coins):
     """A silo's coins in the hands of its channel: what it noises with them is private."""

@@ -22,7 +22,7 @@ from jax.experimental import io_callback
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from silodp import noise
+from silodp import noise, threefry
 from silodp.doubles import Double
 from silodp.later import Later
 
@@ -101,13 +101,10 @@ class SeededRandomness(eqx.Module):
         return along[:, None] * unit + across
 
     def normal(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
-        # As in jax.random: a word as a number in (-1, 1), through the inverse error function.
-        lowest = np.nextafter(np.float32(-1), np.float32(0))
-        spread = _unit(self.bits(purpose, shape, step)) * (np.float32(1) - lowest) + lowest
-        return jax.lax.optimization_barrier(np.float32(np.sqrt(2)) * jax.lax.erf_inv(jnp.maximum(lowest, spread)))
+        return threefry.normals(self._key(purpose, step), _count(shape)).reshape(shape)
 
     def uniform(self, purpose: str, shape: Shape, step: Step = 0) -> Float[Array, "..."]:
-        return _unit(self.bits(purpose, shape, step))
+        return threefry.unit(self.bits(purpose, shape, step))
 
     def bits(self, purpose: str, shape: Shape, step: Step = 0) -> UInt32[Array, "..."]:
         return random_words(self._key(purpose, step), shape)
@@ -234,25 +231,14 @@ def power_of_two(x: Float[Array, ""]) -> Float[Array, ""]:
     return jax.lax.bitcast_convert_type(bits & jnp.uint32(0x7F800000), jnp.float32)
 
 
-def _unit(drawn: UInt32[Array, "..."]) -> Float[Array, "..."]:
-    """Words as numbers in [0, 1): their upper 23 bits."""
-    one_to_two = jax.lax.bitcast_convert_type((drawn >> 9) | jnp.uint32(0x3F800000), jnp.float32)
-    return one_to_two - 1
-
-
 def random_words(key: PRNGKeyArray, shape: Shape) -> UInt32[Array, "..."]:
-    """jax.random.bits, bit for bit, several times faster on a CPU.
-
-    JAX rolls Threefry's 20 steps into a loop, which writes every step to memory; written out, XLA makes one vectorised
-    pass of them and of what follows (tests/test_randomness.py compares the words with JAX's).
-    """
-    left, right = _threefry(key, jnp.uint32(0), jnp.arange(_count(shape), dtype=jnp.uint32))
-    return (left ^ right).reshape(shape)
+    """jax.random.bits, bit for bit, several times faster on a CPU."""
+    return threefry.words(key, _count(shape)).reshape(shape)
 
 
 def fold(key: PRNGKeyArray, number: Step) -> PRNGKeyArray:
     """jax.random.fold_in, bit for bit, without its loop."""
-    pair = _threefry(key, jnp.uint32(0), jnp.asarray(number, jnp.uint32))
+    pair = threefry.threefry(key, jnp.uint32(0), jnp.asarray(number, jnp.uint32))
     # Without the barrier XLA merges a chain of keys into the pass that uses them, which takes seconds to compile.
     return jax.random.wrap_key_data(jax.lax.optimization_barrier(jnp.stack(pair)), impl="threefry2x32")
 
@@ -266,26 +252,6 @@ def seeded(seed: int) -> PRNGKeyArray:
 def party_key(key: PRNGKeyArray, round: Any, index: Any) -> PRNGKeyArray:
     """The seed of one party (a silo's index, or SERVER) in one round of a simulation; round -1 is before the first."""
     return fold(fold(key, round + 1), index + 1)
-
-
-@jax.jit  # a round draws many keys: traced once for each shape
-def _threefry(
-    key: PRNGKeyArray, left: UInt32[Array, "..."], right: UInt32[Array, "..."]
-) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
-    """Threefry-2x32 with 20 steps (Salmon, Moraes, Dror, Shaw 2011) of counters (left, right)."""
-    first, second = jax.random.key_data(key)
-    keys = (first, second, first ^ second ^ jnp.uint32(0x1BD11BDA))
-    left, right = left + keys[0], right + keys[1]
-    for group, turns in enumerate(_TURNS * 2 + _TURNS[:1]):
-        for turn in turns:
-            left = left + right
-            right = left ^ ((right << turn) | (right >> (32 - turn)))
-        left = left + keys[(group + 1) % 3]
-        right = right + keys[(group + 2) % 3] + jnp.uint32(group + 1)
-    return left, right
-
-
-_TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def _draw(source: Callable[[Shape], np.ndarray], shape: Shape, dtype: Any) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from silodp import cache, registry
+from silodp.compiler import THREADS
 from silodp.config import AlgorithmConfig, Config
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Poisson, Releases
@@ -161,3 +162,10 @@ def test_a_damaged_calibration_is_not_believed(monkeypatch, tmp_path, damage):
     file.write_text(damage if shift is None else (float.fromhex(file.read_text()) + shift).hex())
     assert accountant.calibrate(RELEASES, 2.0, 1e-5) == first
     assert len(made) == 2
+
+
+def test_programs_for_another_number_of_threads_are_kept_apart(monkeypatch):
+    monkeypatch.delenv(THREADS, raising=False)
+    assert cache.programs() == "programs"
+    monkeypatch.setenv(THREADS, "1")
+    assert cache.programs() == "programs-1"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from silodp import cluster
+from silodp import cluster, compiler
 from silodp.cluster import Place, called, place_of, spread, versions, workers_at
 from silodp.data import read_data
 from silodp.errors import ConfigError
@@ -71,6 +75,29 @@ def test_what_a_job_refuses_is_refused_in_its_words(place, monkeypatch):
 def test_a_worker_runs_functions_of_the_project_and_of_its_own_versions_only():
     assert "only functions of silodp" in called("os:system", json.dumps(versions()), "true")
     assert "other versions" in called("silodp.run.parts:run_part", json.dumps(versions() | {"jax": "0.1"}), "{}")
+
+
+def test_workers_of_this_machine_share_its_cores(monkeypatch):
+    """XLA would start a thread for each core in each of them."""
+    asked = {}
+    distributed = SimpleNamespace(
+        LocalCluster=lambda **options: asked.update(options), Security=SimpleNamespace(temporary=lambda: None)
+    )
+    monkeypatch.delenv(compiler.THREADS, raising=False)
+    monkeypatch.setattr(compiler, "cores", lambda: 4)
+    for workers, threads in ((1, "4"), (2, "2"), (3, "1"), (8, "1")):
+        cluster.started(distributed, workers)
+        assert asked["n_workers"] == workers and asked["env"] == {compiler.THREADS: threads}
+    monkeypatch.setenv(compiler.THREADS, "3")  # the user's own
+    assert compiler.share_of_cores(2) == {compiler.THREADS: "3"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted on Linux only")
+def test_xla_has_as_many_threads_as_it_is_told():
+    count = "import jax, pathlib; jax.devices(); print(sum('XLAEigen' in (task / 'comm').read_text() for task in \
+        pathlib.Path('/proc/self/task').iterdir()))"
+    own = os.environ | {compiler.THREADS: "1", "JAX_PLATFORMS": "cpu"}
+    assert subprocess.run([sys.executable, "-c", count], env=own, capture_output=True, text=True).stdout.strip() == "1"
 
 
 def test_options_that_contradict_each_other_and_a_scheduler_that_is_not_there(monkeypatch):

@@ -274,6 +274,14 @@ def test_runs_that_two_figures_share_are_timed_once(done):
     assert f"took {10 * len(old):.1f} minutes by the clock" in overview([(experiment, old)])
 
 
+def test_the_overview_tells_of_results_that_were_drawn_with_other_normals(done):
+    experiment, results = done[:2]
+    assert "the same law" not in overview([(experiment, results)])
+    key = next(iter(results))
+    older = results | {key: {name: value for name, value in results[key].items() if name != "normals"}}
+    assert f"1 of {len(results)} were drawn before" in overview([(experiment, older)])
+
+
 def test_the_overview_counts_values_reached_and_noise_that_is_too_small(done):
     experiment, results, _ = done
     assert "| small | 1 |  | 1 | 1 | 1 | 0 of 2 |" in overview([(experiment, results)])

@@ -15,7 +15,7 @@ from silodp.errors import ConfigError
 from silodp.parse import parse_config
 from silodp.run import group
 from silodp.run.directory import RunDirectory
-from silodp.run.prepare import prepare
+from silodp.run.prepare import prepare, prepared_on
 from silodp.run.runner import train as run
 from silodp.run.sweep import best_of, run_configs, save_sweep, with_values
 from tests.cases import case
@@ -55,6 +55,15 @@ def compiles(monkeypatch) -> list[int]:
     original = group.compile_run
     monkeypatch.setattr(group, "compile_run", counted)
     return sizes
+
+
+def test_settings_share_the_program_that_makes_their_start(data):
+    network = {"model": {"kind": "mlp", "hidden": [3]}}
+    config = parse_config(swept({"run.seed": [0.0, 1.0]}).model_dump(exclude_unset=True) | network)
+    first = prepare(config, data)
+    second = prepared_on(first.ground, with_values(config, {"run.seed": 1}))
+    assert first.ground.first_point._cache_size() == 1
+    assert not np.array_equal(first.setting.x0, second.setting.x0)
 
 
 def test_every_outcome_is_that_of_a_single_run(data, compiles, tmp_path):

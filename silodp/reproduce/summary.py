@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from silodp.reproduce.claims import Judgement, judge, judgements, setting_words, told_apart
 from silodp.reproduce.experiment import Column, Experiment
 from silodp.reproduce.report import Results, Row, epsilon_claims, false_claims, rows_of
 from silodp.reproduce.text import as_markdown, minutes
+from silodp.threefry import NORMALS
 
 Section = tuple[Experiment, Results]
 
@@ -278,7 +280,19 @@ def overview(sections: Sequence[Section]) -> str:
     # Figures of a paper share some of their runs: each counts once.
     each = {(e.paper, key, str(r.get("fingerprint"))): r for e, results in sections for key, r in results.items()}
     time = f"All runs took {minutes(each.values())}."
-    return "\n\n".join(["## Published values, figure by figure", values_table(sections), time])
+    told = [time, drawn_before(list(each.values()))]
+    return "\n\n".join(["## Published values, figure by figure", values_table(sections), " ".join(filter(None, told))])
+
+
+def drawn_before(results: Sequence[Mapping[str, Any]]) -> str:
+    """Seeds are told beside results: who runs one again should know that it cannot come out the same."""
+    count = sum(result.get("normals") != NORMALS for result in results)
+    if not count:
+        return ""
+    return (
+        f"{count:,} of {len(results):,} were drawn before simulations made their normal numbers as they do now: the "
+        "same seeds give other numbers of the same law."
+    )
 
 
 def values_table(sections: Sequence[Section]) -> str:

@@ -1,7 +1,8 @@
 """Runs one unit of an experiment: search the settings, then run the best ones with every seed, and keep the result.
 
 A unit's result is a small JSON file; its name carries a fingerprint of all that describes it, so that nothing is run
-twice and no result of another description is used. A new version of silodp does not discard results: delete them.
+twice and no result of another description is used. A new version of silodp does not discard results: delete them. The
+page says how many were drawn with normal numbers that are made otherwise now.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from silodp.reproduce.experiment import HistoryColumn, Metric, Rung, Statistic, 
 from silodp.run.progress import Progress
 from silodp.run.runner import context_of
 from silodp.run.sweep import Outcome, run_configs
+from silodp.threefry import NORMALS
 
 NOT_PRIVATE = "not private: chosen on private data"
 DIGITS = 6  # that a result keeps
@@ -52,6 +54,7 @@ def run_unit(unit: Unit, data: FederatedData, folder: Path, progress: Progress) 
         "column": unit.column,
         "levels": finals(unit, points, data, folder, progress),
         "tuning": f"{len(grid(unit))} settings tried; {NOT_PRIVATE}" if unit.search else None,
+        "normals": NORMALS,
     }
     result["cpu_seconds"] = round(time.process_time() - began + searched, 1)  # whatever else the machine was doing
     write_json(file, result)

@@ -6,7 +6,6 @@ models, a part beside the first is what keeps a second core busy (docs/performan
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from silodp.compiler import cores
 from silodp.releases import Account
 from silodp.run.history import Row, rows_of, with_totals
 from silodp.run.prepare import Prepared
@@ -116,10 +116,6 @@ class Group:
         carry = simulate(self.problem, setting, carry, compiled, on_chunk, sweep=True)
         whole = {name: np.concatenate(pieces, axis=1) for name, pieces in columns.items()}
         return [result(whole, carry, i) for i in range(len(self.members[first : first + self.size]))]
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def smallest(values: np.ndarray) -> float:

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 from silodp.cache import keep_own_programs
 from silodp.cluster import Place, spread, workers_at
+from silodp.compiler import cores
 from silodp.config import Config, DataConfig
 from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError
 from silodp.parse import parse_config
 from silodp.plan.advice import warn_of_run
 from silodp.run.directory import PARTS, RunDirectory
-from silodp.run.group import Ran, cores, part_size
+from silodp.run.group import Ran, part_size
 from silodp.run.prepare import Ground, Prepared, prepared_on
 from silodp.run.progress import Progress, silent
 from silodp.run.runner import source_name

@@ -6,9 +6,9 @@ them, and what they have spent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -91,6 +91,11 @@ class Ground:
         return replace(
             self, records=mapped_records(made, self.records), held_out=held_out, maps=(*self.maps, made)
         )  # fmt: skip
+
+    @cached_property  # one program for all settings of a sweep
+    def first_point(self) -> Callable[[Any], Vector]:
+        """Of a key: the flat parameters that a run begins with."""
+        return jax.jit(lambda key: ravel_pytree(self.objective.model.init(key))[0])
 
     @property
     def test(self) -> PyTree | None:
@@ -228,7 +233,7 @@ def assembled(
         average=build_average(config.algorithm.average, stage.facts.rounds),
     )
     key = seeded(config.run.seed)
-    x0 = jax.jit(lambda key: ravel_pytree(ground.objective.model.init(key))[0])(key)
+    x0 = ground.first_point(key)
     if ground.metrics:
         jax.eval_shape(partial(measured, problem, plan.algorithm), x0)  # a metric that cannot be computed is found here
     setting = Setting(with_steps(ground.maps, algorithm), stage.noised, key, x0)

@@ -1178,6 +1178,13 @@ MUTANTS = [
         "tests/test_flow.py::test_a_mistake_is_found_and_refused",
     ),
     Mutant(
+        "noise-not-secret", "silodp/flow.py",
+        'drawn = super().normal(purpose, shape, step)\n        return SECRET.bind(drawn) if purpose.startswith(("batch/", "noise/")) else drawn',
+        "return super().normal(purpose, shape, step)",
+        "a query may tell the noise of its release",
+        "tests/test_flow.py::test_a_mistake_is_found_and_refused",
+    ),
+    Mutant(
         "squares-not-compared", "silodp/flow.py",
         "if told.squares != any(", "if False and any(",
         "a mean of vectors is declared as one of squares, and its printed noise is too small",
