@@ -25,7 +25,7 @@ from bench import families, rivals_torch
 from bench.averages import DELTA, auto_setting, others, plain_setting, scores
 from bench.families import DEFAULTS, FAMILIES, Cell, ground_of, run_scores
 from bench.rivals import central, linear_model, trees
-from bench.tasks import LONGEST, TASKS, Split, Task, split
+from bench.tasks import LONGEST, SMALL, TASKS, TINY, Split, Task, split
 from bench.utility_page import KEPT, write_page
 from silodp import cache
 from silodp.cluster import Place, place_of, spread
@@ -60,7 +60,7 @@ LATER = [*FAMILIES, "auto, other constants", "auto, other knots", "opacus", "dif
 STAGES = (FIRST, LATER, [DEFAULTS])  # all tasks have one before any has the next
 METHODS = [method for stage in STAGES for method in stage]
 # Fewer splits of what is dear. A method is compared with `auto` on the splits that both have.
-FEW = dict.fromkeys((*FAMILIES, "opacus", "dp-ebm"), 2) | {DEFAULTS: 1}
+FEW = dict.fromkeys((*FAMILIES, "opacus", "diffprivlib", "dp-ebm"), 2) | {DEFAULTS: 1}
 
 
 def knots_of(made: Split, epsilon: float, trust: str) -> int:
@@ -269,7 +269,7 @@ def main() -> None:
     if options.check:
         for name in names:
             checked(name, kept)
-    print(write_page(kept.found, {method: FEW.get(method, SPLITS) for method in METHODS}))
+    print(write_page(kept.found, {m: [splits_of(times, m) for times in (1, SMALL, TINY)] for m in METHODS}))
 
 
 def readable(names: list[str]) -> list[str]:
@@ -308,14 +308,15 @@ def jobs_of(
     asked = [
         (seed >= SPLITS, stage[method], seed, name, method)
         for name, method in itertools.product(names, methods)
-        for seed in range(splits_of(TASKS[name], method) if seeds is None else seeds)
+        for seed in range(splits_of(TASKS[name].times, method) if seeds is None else seeds)
     ]
     for *_, seed, name, method in sorted(asked, key=lambda job: job[:3]):
         yield {"name": name, "seed": seed, "method": method, "epsilons": epsilons}
 
 
-def splits_of(task: Task, method: str) -> int:
-    return FEW.get(method, SPLITS) * task.times
+def splits_of(times: int, method: str) -> int:
+    """Of a task that has so many times as many splits as others."""
+    return FEW[method] * min(times, SMALL) if method in FEW else SPLITS * times
 
 
 def run_job(text: str) -> str:

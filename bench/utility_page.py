@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.families import DEFAULTS, FAMILIES, MOST_ROUNDS, PRESCRIBED, prescribed_under
-from bench.tasks import SMALL, TASKS, TINY
+from bench.tasks import TASKS
 
 HERE = Path(__file__).parent
 KEPT, PAGE = HERE / "utility.json", HERE.parent / "docs" / "utility.md"
@@ -146,18 +146,18 @@ def defaults_table(cells: Cells) -> str:
     return "\n".join(lines) if len(lines) > 2 else "Not measured yet."
 
 
-def splits_table(cells: Cells, planned: dict[str, int]) -> str:
+def splits_table(cells: Cells, planned: dict[str, list[int]]) -> str:
     """How many splits were asked for, and how many there are."""
     lines = [
         "| method | splits of a task | of a small task | of a tiny task | tasks measured | splits measured |",
         "|---|---|---|---|---|---|",
     ]
-    for method, count in planned.items():
+    for method, splits in planned.items():
         told = ("linear", "trees") if method == "no privacy" else (method,)
         there = {(t, frozenset(rows)) for (t, *_, m), rows in cells.items() if m in told}
         counts = [len(rows) for _, rows in there]
         shown = f"{len({t for t, _ in there})} | {min(counts)} to {max(counts)}" if counts else "**none** | 0"
-        lines.append(f"| {method} | {count} | {SMALL * count} | {TINY * count} | {shown} |")
+        lines.append(f"| {method} | {' | '.join(map(str, splits))} | {shown} |")
     return "\n".join(lines)
 
 
@@ -282,8 +282,8 @@ One split, three seeds (`python -m bench.utility --check`), beside the figure of
 """
 
 
-def write_page(found: dict[str, Any], planned: dict[str, int]) -> str:
-    """planned: splits of every method."""
+def write_page(found: dict[str, Any], planned: dict[str, list[int]]) -> str:
+    """planned: splits of every method: of a task, of a small one, of a tiny one."""
     cells = cells_of(found)
     if not regrets(cells):
         return "no task has both `auto` and another method yet"
