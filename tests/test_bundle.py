@@ -177,7 +177,17 @@ def test_a_changed_or_missing_file_is_told(copied, name):
 
 def test_a_later_format_says_which_version_reads_it(copied):
     rewritten(copied, format=bundle.FORMAT + 1, versions={"silodp": "9.1"})
-    with pytest.raises(ConfigError, match=r"format 2 of silodp 9\.1, this version reads up to 1; install a later one"):
+    with pytest.raises(ConfigError, match=r"format 3 of silodp 9\.1, this version reads up to 2; install a later one"):
+        silodp.load(copied)
+
+
+def test_broken_lines_of_an_older_version_are_not_taken_for_those_of_today(copied):
+    told = json.loads((copied / "bundle.json").read_text())
+    rewritten(copied, format=1)
+    silodp.load(copied)  # nothing else has changed since
+    next(iter(told["schema"]["columns"].values()))["pieces"] = 5
+    rewritten(copied, format=1, schema=told["schema"])
+    with pytest.raises(ConfigError, match=r"bundle\.json: saved by an older silodp.*; fit it again"):
         silodp.load(copied)
 
 
@@ -186,7 +196,7 @@ def test_a_later_format_says_which_version_reads_it(copied):
     [
         ({"format": "one"}, "format = 'one': not known"),
         ({"format": True}, "format = True: not known"),
-        ({"format": 2, "versions": None}, "format 2 of silodp unknown"),
+        ({"format": 3, "versions": None}, "format 3 of silodp unknown"),
         ({"versions": None}, "versions: must be an object"),
         ({"estimator": "SiloOracle"}, "estimator 'SiloOracle' is not known"),
         ({"estimator": ["SiloClassifier"]}, "estimator: must be a valid string"),
