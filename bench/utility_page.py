@@ -213,7 +213,7 @@ Searches (steps and clip norms of squared losses are .3 and 1/.3 times those giv
 - dp-gd, pieces: the same as with momentum, on broken lines of 3 and of 5 knots, where there are numbers and these make
   no more than 400 features: what `auto` owes to its features, DP-GD gets as well
 - auto, other constants: `auto` with steps or clip norms half or twice as long
-- auto, other knots: `auto` with no broken lines, and with broken lines of 3, 5 and 7 knots, whatever they cost
+- auto, other knots: `auto` with no broken lines, and with broken lines of 3, 5 and 9 knots, whatever they cost
 - local only: `auto` on the records of one silo
 - other families of the library, under the trust models in brackets, on features as they are; steps and clip norms of
   squared losses are .15 and 1/.15 times those given, because the library's squared loss is twice the one above:

@@ -177,8 +177,19 @@ def test_a_changed_or_missing_file_is_told(copied, name):
 
 def test_a_later_format_says_which_version_reads_it(copied):
     rewritten(copied, format=bundle.FORMAT + 1, versions={"silodp": "9.1"})
-    with pytest.raises(ConfigError, match=r"format 2 of silodp 9\.1, this version reads up to 1; install a later one"):
+    with pytest.raises(ConfigError, match=r"format 3 of silodp 9\.1, this version reads up to 2; install a later one"):
         silodp.load(copied)
+
+
+def test_broken_lines_of_an_older_version_are_not_taken_for_those_of_today(copied):
+    told = json.loads((copied / "bundle.json").read_text())
+    assert any(column.get("pieces") for column in told["schema"]["columns"].values())  # that `auto` took
+    rewritten(copied, format=1)
+    with pytest.raises(ConfigError, match=r"bundle\.json: saved by an older silodp.*; fit it again"):
+        silodp.load(copied)
+    for column in told["schema"]["columns"].values():
+        column.pop("pieces", None)
+    assert not any(map(bundle.has_pieces, (told, {}, {"schema": []}, {"schema": {"columns": [1]}})))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +197,7 @@ def test_a_later_format_says_which_version_reads_it(copied):
     [
         ({"format": "one"}, "format = 'one': not known"),
         ({"format": True}, "format = True: not known"),
-        ({"format": 2, "versions": None}, "format 2 of silodp unknown"),
+        ({"format": 3, "versions": None}, "format 3 of silodp unknown"),
         ({"versions": None}, "versions: must be an object"),
         ({"estimator": "SiloOracle"}, "estimator 'SiloOracle' is not known"),
         ({"estimator": ["SiloClassifier"]}, "estimator: must be a valid string"),

@@ -83,7 +83,8 @@ def test_standardise(rng):
 
 def test_pieces_are_about_one_long_and_a_line_with_knots_is_linear_in_them(rng):
     x = rng.normal(size=(2000, 3))
-    out, _, _ = run(["pieces"], regression(x))
+    out, _, _ = run(["pieces:9"], regression(x))
+    assert run(["pieces"], regression(x))[0].features.shape == (2000, 12)
     assert out.features.shape == (2000, 24)
     assert np.linalg.matrix_rank(out.features) == 24  # nothing is told twice: noise grows with features
     assert np.mean(np.sum(out.features**2, axis=1)) == pytest.approx(1, rel=0.05)

@@ -727,6 +727,8 @@ def test_knots_of_a_narrow_range_far_from_zero_have_names_of_their_own():
     tree = {"target": {"name": "y", "range": [0, 1]}, "columns": {"x": number}}
     names = Schema.read(tree).in_pieces(9).feature_names
     assert len(set(names)) == 8 and names[1] == "x near 1000000.5"
+    tree["columns"]["x"] = number | {"range": [1e9, 1e9 + 1e-6]}  # closer than floats are
+    assert len(set(Schema.read(tree).in_pieces(9).feature_names)) == 8
 
 
 def test_a_range_too_wide_for_its_width_is_refused():

@@ -114,9 +114,10 @@ class Traces:
     """
 
     def __init__(self) -> None:
-        traced = partial(jax.jit, static_argnums=0, inline=True)
-        self.sum = traced(lambda objective, *given: objective.clipped_sum(*given))
-        self.rows = traced(lambda objective, *given: objective.per_record(*given))
+        traced = partial(jax.jit, static_argnums=(0, 1), inline=True)
+        chosen = lambda known, coefficients: coefficients if known is None else list(known)
+        self.sum = traced(lambda of, known, points, c, *given: of.clipped_sum(points, chosen(known, c), *given))
+        self.rows = traced(lambda of, known, points, c, *given: of.per_record(points, chosen(known, c), *given))
 
 
 class TracedOnce(ModelObjective):
@@ -134,14 +135,21 @@ class TracedOnce(ModelObjective):
     ) -> Double:
         if clip is None:
             return self.plain.clipped_sum(points, coefficients, records, weights, clip)
-        return self.traces.sum(self.plain, list(points), in_arrays(coefficients), records, weights, jnp.float32(clip))
+        given = known_numbers(coefficients), list(points), in_arrays(coefficients), records, weights
+        return self.traces.sum(self.plain, *given, jnp.float32(clip))
 
     def per_record(
         self, points: Sequence[Vector], coefficients: Sequence[Any], records: PyTree, clip: Any
     ) -> Float[Array, "n d"]:
         if clip is None:
             return self.plain.per_record(points, coefficients, records, clip)
-        return self.traces.rows(self.plain, list(points), in_arrays(coefficients), records, jnp.float32(clip))
+        given = known_numbers(coefficients), list(points), in_arrays(coefficients), records
+        return self.traces.rows(self.plain, *given, jnp.float32(clip))
+
+
+def known_numbers(coefficients: Sequence[Any]) -> tuple[float, ...] | None:
+    """Numbers that a run's program has in it, where all are: a sum that is known to be 0 makes another program."""
+    return tuple(coefficients) if all(isinstance(c, (int, float)) for c in coefficients) else None
 
 
 def in_arrays(coefficients: Sequence[Any]) -> list[Array]:

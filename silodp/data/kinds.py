@@ -194,10 +194,10 @@ class Number(Column):
 
 
 def told_apart(places: list[float]) -> list[str]:
-    """Numbers with six digits, or as many as tell them apart."""
-    different = lambda digits: len({f"{place:.{digits}g}" for place in places}) == len(places)
-    digits = next(filter(different, range(6, 17)), 17)
-    return [f"{place:.{digits}g}" for place in places]
+    """Numbers with six digits, or as many as tell them apart; with their place in the list where none do."""
+    texts = lambda digits: [f"{place:.{digits}g}" for place in places]
+    found = next((told for told in map(texts, range(6, 18)) if len(set(told)) == len(told)), None)
+    return found or [f"{text} ({i})" for i, text in enumerate(texts(17), 1)]
 
 
 def within(value: float, bounds: tuple[float, float], told: str) -> None:

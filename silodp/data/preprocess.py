@@ -216,7 +216,7 @@ def _bias(step: Step, train: Table) -> Fitted:
     return _on_flat_features(append), step.public("a last column of ones")
 
 
-PIECES = 9  # knots of a feature
+PIECES = 5  # knots of a feature
 
 
 def _knots(step: Step) -> int:

@@ -33,7 +33,7 @@ from silodp.report.files import REMEDY, check_digest, digest_of, story_of_bundle
 from silodp.report.story import told as told_as_page
 from silodp.run.directory import versions
 
-FORMAT = 1
+FORMAT = 2  # broken lines as coarse and fine bends
 INDEX, CERTIFICATE, REPORT = "bundle.json", "certificate.txt", "report.txt"
 FILES = (MODEL, CERTIFICATE, REPORT, PAGE)
 
@@ -135,11 +135,20 @@ def check_format(told: Any) -> None:
     number, by = told.get("format"), told.get("versions")
     if type(number) is not int or number < 1:
         raise ConfigError(f"format{shown(number)}: not known; {REMEDY}")
+    if number < 2 and has_pieces(told):
+        raise ConfigError("saved by an older silodp, which made broken lines (pieces) in another way; fit it again")
     if number > FORMAT:
         version = one_line(by.get("silodp", "unknown")) if isinstance(by, dict) else "unknown"
         raise ConfigError(
             f"format {number} of silodp {version}, this version reads up to {FORMAT}; install a later one"
         )
+
+
+def has_pieces(told: Mapping[str, Any]) -> bool:
+    """Of an index that nobody has checked."""
+    schema = told.get("schema")
+    columns = schema.get("columns") if isinstance(schema, dict) else None
+    return isinstance(columns, dict) and any(isinstance(each, dict) and each.get("pieces") for each in columns.values())
 
 
 def check_files(index: Index) -> None:

@@ -266,7 +266,7 @@ def fit_with(
         f"trust {config.privacy.trust}, silos: {len(data.silos)}, records: {sum(data.sizes)}"
     )
     estimator.held_out_ = done.held_out
-    lines = f"Every number is a broken line of {knots} knots: records are enough for an additive model.\n"
+    lines = f"Numbers of public ranges are broken lines of {knots} knots: records are enough for an additive model.\n"
     estimator.report_ = report(title, done.certificate, estimator.delta is None, done.held_out) + (
         lines if knots else ""
     )

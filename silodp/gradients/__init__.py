@@ -9,7 +9,8 @@ differentiable loss, in microbatches.
 
 Formal guarantee: a record's contribution has norm at most weight * clip; it is 0 if its gradient (or the square of its
 norm) is not finite. Sums are doubles. Replacing one record of weight 1 moves the sum by at most 2 * clip * (1 + SLACK)
-in float32 arithmetic, whatever the records (silodp.gradients.blocks; docs/privacy.md has the proof).
+in float32 arithmetic, whatever the records (silodp.gradients.blocks; docs/privacy.md has the proof). Clip norms below
+1e-30, whose parts float32 flushes to 0, have no such bound; configs have none below 1e-18.
 """
 
 from __future__ import annotations

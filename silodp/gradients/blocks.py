@@ -213,7 +213,7 @@ SMALLEST_SQUARE = 1e-30
 
 
 def clip_factor(square_norms: Float[Array, " n"], clip: Any, addends: int) -> Float[Array, " n"]:
-    """At most min(1, clip / norm); 1 for a zero vector, so that neither clip = 0 nor clip = inf needs a special case.
+    """At most min(1, clip / norm); no norm counts as 0, so that neither clip = 0 nor clip = inf needs a special case.
 
     addends: of the longest sum behind a square. Its rounding, and that of scaling, is counted against the record.
     """

@@ -54,14 +54,24 @@ class DenseFactors(eqx.Module):
         """The terms' inputs are orthogonal, unless one is but what rounding left of it: then the product counts too."""
         each = [self._square_of(t) for t in self.terms]
         for s, t in combinations(self.terms, 2):
-            product = jnp.sum(s.cotangents * t.cotangents, axis=0) * self._dot(s, t)
-            each.append(2 * jnp.maximum(product, 0))  # a negative one would cancel: left out, the norm is overstated
+            each.append(2 * self._product_of(s, t))
         return sum(each[1:], each[0])
 
     def _square_of(self, t: Term) -> PerRecord:
         # A square lost to underflow counts as the largest it may have been: the other factor may be huge.
-        outputs, inputs = t.cotangents.shape[0], t.inputs.size // t.cotangents.shape[-1] + 1
-        return (_square(t.cotangents) + outputs * TINY) * (self._dot(t, t) + inputs * TINY)
+        outputs, inputs = self._underflown(t)
+        return (_square(t.cotangents) + outputs) * (self._dot(t, t) + inputs)
+
+    def _product_of(self, s: Term, t: Term) -> PerRecord:
+        """At most this much; a negative product would cancel: left out, the norm is overstated."""
+        of_outputs, of_inputs = jnp.sum(s.cotangents * t.cotangents, axis=0), self._dot(s, t)
+        outputs, inputs = self._underflown(t)
+        lost = jnp.abs(of_outputs) * inputs + (jnp.abs(of_inputs) + inputs) * outputs
+        return jnp.maximum(of_outputs * of_inputs, 0) + lost
+
+    def _underflown(self, t: Term) -> tuple[float, float]:
+        """The most that sums of products of outputs, and of inputs, lose to underflow."""
+        return t.cotangents.shape[0] * TINY, (t.inputs.size // t.cotangents.shape[-1] + 1) * TINY
 
     def inner(self, weight: Array, bias: Array | None) -> PerRecord:
         total = jnp.zeros(())

@@ -11,7 +11,7 @@ from silodp.plan.plan import Plan
 
 ID_DIGITS = 16
 # Raised when the same words of a plan come to mean other releases: an approval of the old ones is none of the new ones.
-MECHANISM = 2  # centre and moment without a constant beside the features
+MECHANISM = 3  # broken lines are made of coarse and fine bends
 
 
 def fingerprint(plan: Plan) -> str:

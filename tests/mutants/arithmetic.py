@@ -148,6 +148,10 @@ ARITHMETIC = [
         "a record that was not drawn has a say in the sum", "tests/test_sampling.py::test_padding_shows_no_record_that_was_not_drawn",
     ),
     Mutant(
+        "underflown-products-forgotten", "silodp/gradients/factors.py", "return jnp.maximum(of_outputs * of_inputs, 0) + lost", "return jnp.maximum(of_outputs * of_inputs, 0)",
+        "what underflow takes from the products of a combination's terms is not in the norm", SUMS + "test_products_of_terms_that_underflow_count_as_the_largest_they_may_have_been",
+    ),
+    Mutant(
         "leaves-not-clipped", "silodp/gradients/factors.py", "return _square_rows(self.weight) + (0 if self.bias is None else _square_rows(self.bias))", "return 0.0 * _square_rows(self.weight)",
         "parameters that are kept do not count in the norm", "tests/rounding/test_mixed_networks.py::test_no_record_moves_the_sum_of_a_mixed_network_beyond_its_bound[shared-value]",
     ),

@@ -452,6 +452,24 @@ def test_no_image_moves_a_networks_sum_beyond_its_bound(engine, coefficients, cl
         assert np.linalg.norm(summed(images) - before) <= 2 * clip * (1 + SLACK)
 
 
+@pytest.mark.parametrize("coefficients", [(2.0, -1.0), (1.0, 0.0), (1.0, 1.0, -1.0)])
+def test_products_of_terms_that_underflow_count_as_the_largest_they_may_have_been(coefficients):
+    """Hidden units just too small to be squared, and a target that makes up for it: a record counted for 1.7 clips."""
+
+    def loss(p, record):
+        return (dense(p["b"], None, dense(p["a"], None, record[0]))[0] - record[1]) ** 2 / 2
+
+    scales = [2.0] * (len(coefficients) - 1) + [1.0]
+    points = [{"a": jnp.full((50, 1), scale), "b": jnp.zeros((1, 50))} for scale in scales]
+    features, targets = np.zeros((2, 1), np.float32), np.zeros(2, np.float32)
+    features[0], targets[0] = 1.08e-19, 5e18
+    run = jax.jit(
+        lambda *r: gradients.clipped_sum(loss, points, coefficients, r, jnp.ones(2), 1.0, engine="structured")
+    )
+    summed = np.concatenate([exact(leaf).ravel() for leaf in run(features, targets).values()])
+    assert 0.1 < np.linalg.norm(summed) <= 1
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("t", [2.0, 1000.0])
 def test_gradients_that_a_combination_cancels_do_not_move_its_sum_beyond_its_bound(engine, t):
