@@ -270,8 +270,8 @@ one at most 1,000.
 
 Regret: the best of everything else, tuned on the test records, less `auto`; `auto` is ahead where it is negative.
 Target: a median of at most .003 and a worst of at most .02, at every epsilon and trust model. "By more than luck": by
-more than two standard errors of the difference over splits. That the best of some fifty settings is taken counts as no luck
-here, though it is.
+more than two standard errors of the difference over splits. That the best of some fifty settings is taken counts as no
+luck here, though it is.
 
 {summary}
 
