@@ -214,7 +214,7 @@ def workers_section(found: dict[str, Any]) -> str:
     faster = " and ".join(
         f"{spread(found['faster'][time])} in {name}" for time, name in (("wall", "wall"), ("cpu", "CPU time"))
     )
-    text = f"`silodp sweep --workers N` from start to end. One worker over two, turn by turn: {faster}."
+    text = f"`silodp sweep --workers N` from start to end. One worker with one core over two, turn by turn: {faster}."
     return f"## Workers\n\n{text}\n\n{markdown(['16 settings of DIFF2-GD', 'CPU s', 'wall s', 'samples'], rows)}"
 
 

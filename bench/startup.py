@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ class Command(NamedTuple):
     arguments: Sequence[str]
     keeps: bool = True  # compiled programs, between turns
     code: int = 0
+    settings: Mapping[str, str] = {}  # of the environment
 
 
 def startup(quick: bool) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def measured(command: Command, folder: Path, turn: int) -> tuple[float, float, f
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, *command.arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env=environment() | {"SILODP_CACHE": str(kept)},
+            env=environment() | {"SILODP_CACHE": str(kept), **command.settings},
         )  # fmt: skip
         _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)  # nobody else may wait for it

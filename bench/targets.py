@@ -151,7 +151,7 @@ TARGETS = [
     *(Target("startup", name, "CPU", started(name), limit, True, " s") for name, limit in STARTUP.items()),
     Target("startup", startup.SILO, "memory", held(startup.SILO), 250, True, " MB"),
     Target("crowd", "10,000 silos x 50,001 parameters, one process", "memory", largest_crowd, 2000, True, " MB"),
-    Target("workers", "16-setting sweep, two workers", "faster than one, wall", two_workers, 1.8, False),
+    Target("workers", "16-setting sweep, two workers", "faster than one with one core, wall", two_workers, 1.8, False),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from bench import utility
 from bench.families import DEFAULTS, prescribed_under
 from bench.tasks import SMALL, TASKS, TINY
-from bench.utility_page import best, cells_of, defaults_table, methods_table, regrets, splits_table, summary
+from bench.utility_page import best, cells_of, defaults_table, luck_of, methods_table, regrets, splits_table, summary
 
 FOUND = {
     "wbcd|1|trusted|auto|0": 0.90,
@@ -34,7 +34,18 @@ def test_regret_is_against_the_best_other_of_the_same_promise():
     assert found["wbcd", "1", "trusted"] == (pytest.approx(0.89 - 0.92), "dp-gd")
     assert found["wages", "1", "trusted"] == (pytest.approx(0.1), "dp-gd")  # not against no privacy
     row = summary(cells_of(FOUND)).splitlines()[-1]
-    assert "+0.100 (wages) | -0.030, -0.030 | +0.100, +0.100 | **missed** |" in row  # nobody has looked at wages
+    assert "+0.100 (wages) | -0.030, -0.030 | +0.100, +0.100 | 1, 0 | **missed** |" in row  # nobody has looked at wages
+
+
+def test_luck_is_that_of_the_best_setting_beside_auto():
+    splits = {"0": (0.5, [0.9, 0.52]), "1": (0.6, [0.1, 0.66]), "2": (0.7, [0.2, 0.80])}
+    found = {f"wages|1|trusted|{m}|{i}": pair[k] for i, pair in splits.items() for k, m in enumerate(("auto", "dp-gd"))}
+    cells = cells_of(found)
+    key = ("wages", "1", "trusted")
+    assert luck_of(cells, key, "dp-gd") == pytest.approx(np.std([0.02, 0.06, 0.10], ddof=1) / 3**0.5)
+    assert "| 1, 0 |" in summary(cells)  # .06 on average, give or take .046
+    closer = found | {"wages|1|trusted|dp-gd|0": [0.9, 0.56], "wages|1|trusted|dp-gd|2": [0.2, 0.77]}
+    assert "| 1, 1 |" in summary(cells_of(closer))
 
 
 def test_a_target_is_kept_if_median_and_worst_are():
