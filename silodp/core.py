@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from silodp.facts import Stream
+from silodp.gradients.blocks import SETTINGS
 from silodp.prox import Prox
 from silodp.randomness import Randomness
 from silodp.releases import Account, Answer, Gradients, Public, RecordMean, Release, Scalar, Squares, Statistic, Vector
@@ -184,9 +185,6 @@ class Silo:
 
         self.account, carry = jax.lax.fori_loop(0, steps, step, (self.account, carry))
         return carry
-
-
-SETTINGS = "settings"  # the axis along which a sweep stacks them
 
 
 def in_any_setting(predicate: Any) -> Any:

@@ -220,8 +220,15 @@ class Declared:
 
     def bounds_over_clip(self, name: str) -> np.ndarray:
         """How far each silo's released mean moves, in clip norms."""
-        pairs = zip(self.each(name), self.facts.sizes, strict=True)
-        return np.array([stream.bound_over_clip(size) for stream, size in pairs])
+        if name not in self._bounds:  # which is asked for every silo, of all of them
+            pairs = zip(self.each(name), self.facts.sizes, strict=True)
+            self._bounds[name] = np.array([stream.bound_over_clip(size) for stream, size in pairs])
+            self._bounds[name].flags.writeable = False
+        return self._bounds[name]
+
+    @cached_property
+    def _bounds(self) -> dict[str, np.ndarray]:
+        return {}
 
     def dimension(self, name: str) -> int | None:
         stream = next(stream for stream in self.streams[0] if stream.name == name)

@@ -12,6 +12,8 @@ import pytest
 from silodp import sweep
 from silodp.config import Config
 from silodp.errors import ConfigError
+from silodp.gradients import structured
+from silodp.gradients.blocks import RUN
 from silodp.parse import parse_config
 from silodp.run import group
 from silodp.run.directory import RunDirectory
@@ -171,6 +173,32 @@ def test_parts_in_threads_give_each_setting_its_own_run(monkeypatch):
         np.testing.assert_allclose(one.x, other.x, rtol=1e-5, atol=1e-6)
         assert one.epsilon == other.epsilon
         assert [row["round"] for row in one.history] == [row["round"] for row in other.history]
+
+
+def test_a_setting_alone_is_not_stacked(tmp_path, monkeypatch):
+    """Of a start, a history and an account it has what a stack would have."""
+    monkeypatch.setattr("silodp.run.simulate.eqx.filter_vmap", lambda *_, **__: pytest.fail("stacked"))
+    config = case("diff2-gd", "trusted")
+    ((history, x, account),) = group.Group([prepare(config, DATA)], 1).run(lambda round, row: None)
+    whole = run(config, data=DATA, out=tmp_path / "run")
+    np.testing.assert_allclose(x, jax.flatten_util.ravel_pytree(whole.params)[0], rtol=1e-4, atol=1e-5)
+    assert [row["round"] for row in history] == [row["round"] for row in whole.history]
+    assert [row["objective"] for row in history] == pytest.approx([row["objective"] for row in whole.history], rel=1e-4)
+    assert prepare(config, DATA).settled(account)
+
+
+def test_stacked_networks_take_few_records_at_a_time(monkeypatch):
+    """Each setting has activations of its own: together they would leave the caches."""
+    asked: list[tuple[int, int]] = []
+    size_of = structured.block_size
+    told = lambda *given: asked.append((given[2], size_of(*given))) or size_of(*given)
+    monkeypatch.setattr(structured, "block_size", told)
+    network = lambda tree: parse_config(case("dp-gd", "trusted").model_dump(exclude_unset=True) | {"model": tree})
+    for model, stacked_size in ({"kind": "mlp", "hidden": [4]}, RUN), ({"kind": "logistic"}, 8 * RUN):
+        for settings in (1, 3):
+            asked.clear()
+            group.Group([prepare(network(model), DATA)] * settings, settings).run(lambda round, row: None)
+            assert set(asked) == {(settings, 8 * RUN if settings == 1 else stacked_size)}
 
 
 def test_a_sweep_that_is_given_up_ends_its_threads():

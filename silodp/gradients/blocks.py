@@ -32,7 +32,16 @@ MOST_RECORDS = 1 << 22
 MOST_OF_FEWER = MOST_RECORDS // 4
 SMALLEST_BLOCK = 32
 FEW_BLOCKS = 64  # whose sums need not be normal on the way
+SETTINGS = "settings"  # the axis along which a sweep stacks them
 UNIT = 2.0**-24  # the largest relative error of one rounding in float32
+
+
+def settings() -> int:
+    """How many of them a sweep has stacked around what is being traced."""
+    try:
+        return lax.axis_size(SETTINGS)
+    except NameError:  # there is no such axis: not a sweep
+        return 1
 
 
 def run_count(n: int, run: int = RUN) -> int:
@@ -137,7 +146,7 @@ def sum_in_groups(
 ) -> PyTree:
     """Every silo's sum; silos much smaller than a block share one, so that each product is a large one."""
     silos, n = weights.shape
-    if 2 * n > size:
+    if 4 * n > size:
         return lax.map(lambda own: silo_sum(*own), (records, weights))
     groups = -(-silos * n // size)
     group = -(-silos // groups)

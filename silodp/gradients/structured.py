@@ -24,6 +24,7 @@ from silodp.gradients.blocks import (
     computed_once,
     paired,
     rarely,
+    settings,
     stackable,
     sum_in_blocks,
     sum_in_groups,
@@ -37,12 +38,14 @@ from silodp.gradients.structure import Layer, Structure
 # Larger blocks have larger products and fewer sums in doubles, until what they compute or read leaves the caches.
 # Gradients of leaves are kept for a block, with those at the other points.
 BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 6_500_000, 4_200_000, 8_000_000
+# XLA gives an operation on more numbers than these to all its threads, which costs small models more than it brings.
+ON_ONE_THREAD, FEW_RUNS = 1 << 15, 4
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 4
 # A record that is not finite makes its block take another branch, in which all its runs may be rounded differently.
 # Such a record adds nothing, so one clip norm of the bound is left for that: enough for so many records.
-MOST_IN_BLOCK = 24 * RUN
+MOST_IN_BLOCK = 8 * RUN
 
 
 class Clipped(NamedTuple):
@@ -91,7 +94,7 @@ def clipped_sum(
     microbatch: int | None,
 ) -> PyTree:
     """`penalty`: a gradient that is added to every record's before clipping. Silos stacked by vmap share products."""
-    size = microbatch or block_size(structure, len(points))
+    size = microbatch or block_size(structure, len(points), settings())
     if penalty is not None:
         check_length(weights.shape[-1], MOST_OF_FEWER, "with a penalty inside the clip")
     added = None if penalty is None else jax.tree.leaves(penalty)
@@ -175,9 +178,9 @@ def sum_layers(
     return summed
 
 
-def block_size(structure: Structure, points: int) -> int:
+def block_size(structure: Structure, points: int, settings: int = 1) -> int:
     """Records per block: what fits the caches, whole runs where features allow it, and few for convolutions, which are
-    faster in small chunks."""
+    faster in small chunks. Each of `settings` that are stacked has activations of its own: one run is enough then."""
     layers = [layer for layer in structure.layers if layer.kind != LEAF]
     kept = sum(prod(leaf.output) for leaf in structure.leaves)
     most = max(1, LEAF_BYTES // (4 * max(1, kept) * points))
@@ -188,7 +191,10 @@ def block_size(structure: Structure, points: int) -> int:
     passing = FEATURE_BYTES // (4 * max(1, features))
     fitting = min(BLOCK_BYTES // (4 * computed * points), passing)
     if fitting >= RUN:
-        return min(fitting // RUN * RUN, MOST_IN_BLOCK, most)
+        widest = max((prod(shape) for layer in layers for shape in (layer.inputs, layer.output)), default=1)
+        alone = max(FEW_RUNS * RUN, ON_ONE_THREAD // widest)
+        deep = any(not layer.on_record for layer in layers)
+        return min(RUN if deep and settings > 1 else min(fitting, alone, MOST_IN_BLOCK) // RUN * RUN, most)
     # Less than a run: sums pass through memory as often as there are blocks, and a product of fewer records costs more
     # than a cache that is too small.
     return min(max(SMALLEST_BLOCK, min(RUN, passing)), most)

@@ -19,8 +19,9 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from silodp.channels import Channel
 from silodp.compiler import OPTIONS
-from silodp.core import SETTINGS, Algorithm, Door, averaged
+from silodp.core import Algorithm, Door, averaged
 from silodp.facts import Participation
+from silodp.gradients.blocks import SETTINGS
 from silodp.objective import ModelObjective
 from silodp.randomness import SERVER, SeededRandomness, party_key
 from silodp.releases import Account, Vector
@@ -206,9 +207,8 @@ def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool
     began = time.perf_counter()
     program: Any = advance
     if sweep:
-        settings, carries = eqx.if_array(0), carry_axes(carry)
-        axes = (None, settings, carries, None)
-        program = eqx.filter_vmap(advance, in_axes=axes, out_axes=(carries, 0), axis_name=SETTINGS)
+        carries = carry_axes(carry)
+        program = over_settings(advance, setting, (None, eqx.if_array(0), carries, None), carries)
     lowered = cast(Any, eqx.filter_jit(program)).lower(problem, setting, carry, np.int32(1))
     lapack = sweep and "lapack_" in lowered.as_text()
     return Compiled(lowered.compile(None if sweep else compiler_options(problem)), time.perf_counter() - began, lapack)
@@ -217,6 +217,25 @@ def compile_run(problem: Problem, setting: Setting, carry: Carry, *, sweep: bool
 def carry_axes(carry: Carry) -> Carry:
     """Settings are stacked, but their round is one: what depends on it alone (a restart) is decided for all."""
     return eqx.tree_at(lambda c: c.round, jax.tree.map(lambda _: 0, carry), None)
+
+
+def over_settings(program: Callable[..., Any], stack: Setting, axes: tuple[Any, ...], carries: Carry) -> Any:
+    """A program of one setting and its run, for a stack of them. Nothing is stacked where there is one alone: products
+    of a stack of one are slow in XLA."""
+    if len(stack.x0) > 1:
+        return eqx.filter_vmap(program, in_axes=axes, out_axes=(carries, 0), axis_name=SETTINGS)
+
+    def of_the_only(problem: Problem, *stacked: Any) -> tuple[Carry, dict[str, Array]]:
+        carry, rows = program(problem, *map(the_only, stacked))
+        carry, rows = jax.tree.map(lambda leaf: leaf[None], (carry, rows))
+        return eqx.tree_at(lambda c: c.round, carry, carry.round[0]), rows
+
+    return of_the_only
+
+
+def the_only(stack: Any) -> Any:
+    """Of a stack of one; a round is not stacked."""
+    return jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) and leaf.ndim else leaf, stack)
 
 
 Start = Callable[[Problem, Setting], tuple[Carry, dict[str, Array]]]
@@ -231,9 +250,8 @@ def start_program(problem: Problem, setting: Setting, *, sweep: bool) -> Start:
 
     mapped = first
     if sweep:
-        single = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, setting)
-        carries = carry_axes(jax.eval_shape(start, problem, single))
-        mapped = eqx.filter_vmap(first, in_axes=(None, eqx.if_array(0)), out_axes=(carries, 0), axis_name=SETTINGS)
+        carries = carry_axes(jax.eval_shape(start, problem, the_only(setting)))
+        mapped = over_settings(first, setting, (None, eqx.if_array(0)), carries)
     program = cast(Any, eqx.filter_jit(mapped))
     return program if sweep else program.lower(problem, setting).compile(compiler_options(problem))
 
