@@ -18,7 +18,7 @@ from silodp.compiler import THREADS
 from silodp.parse import parse_config, to_toml
 
 TURNS, FEW = 2, 1
-ROUNDS, FEW_ROUNDS = 800, 40
+ROUNDS, FEW_ROUNDS = 3_000, 40
 ONE_CORE, ONE, TWO = "1 worker with one core", "1 worker", "2 workers"
 STEPS = [0.125 * 0.8**i for i in range(16)]
 

@@ -38,14 +38,15 @@ from silodp.gradients.structure import Layer, Structure
 # Larger blocks have larger products and fewer sums in doubles, until what they compute or read leaves the caches.
 # Gradients of leaves are kept for a block, with those at the other points.
 BLOCK_BYTES, FEATURE_BYTES, LEAF_BYTES = 6_500_000, 4_200_000, 8_000_000
-# XLA gives an operation on more numbers than these to all its threads, which costs small models more than it brings.
-ON_ONE_THREAD, FEW_RUNS = 1 << 15, 4
+# XLA gives an operation on more numbers than these to all its threads, which costs small models more than it brings: so
+# blocks of records that are narrow enough are smaller.
+ON_ONE_THREAD, NARROW = 1 << 15, 8 * RUN
 # Gradient and penalty are summed apart, so where they cancel their sum may be small and both be large. A norm then
 # counts as at least this part of theirs, and runs are shorter: their rounding stays within the proof's.
 CANCELLED, PENALISED_RUN = 1 / 4, RUN // 4
 # A record that is not finite makes its block take another branch, in which all its runs may be rounded differently.
 # Such a record adds nothing, so one clip norm of the bound is left for that: enough for so many records.
-MOST_IN_BLOCK = 8 * RUN
+MOST_IN_BLOCK = 24 * RUN
 
 
 class Clipped(NamedTuple):
@@ -192,9 +193,9 @@ def block_size(structure: Structure, points: int, settings: int = 1) -> int:
     fitting = min(BLOCK_BYTES // (4 * computed * points), passing)
     if fitting >= RUN:
         widest = max((prod(shape) for layer in layers for shape in (layer.inputs, layer.output)), default=1)
-        alone = max(FEW_RUNS * RUN, ON_ONE_THREAD // widest)
-        deep = any(not layer.on_record for layer in layers)
-        return min(RUN if deep and settings > 1 else min(fitting, alone, MOST_IN_BLOCK) // RUN * RUN, most)
+        alone, deep = ON_ONE_THREAD // widest, any(not layer.on_record for layer in layers)
+        largest = min(alone, NARROW) if alone >= NARROW // 2 else MOST_IN_BLOCK
+        return min(RUN if deep and settings > 1 else min(fitting, largest) // RUN * RUN, most)
     # Less than a run: sums pass through memory as often as there are blocks, and a product of fewer records costs more
     # than a cache that is too small.
     return min(max(SMALLEST_BLOCK, min(RUN, passing)), most)
