@@ -10,7 +10,19 @@ import pytest
 from bench import utility
 from bench.families import DEFAULTS, prescribed_under
 from bench.tasks import SMALL, TASKS, TINY
-from bench.utility_page import best, cells_of, defaults_table, luck_of, methods_table, regrets, splits_table, summary
+from bench.utility_page import (
+    CONSTANTS,
+    best,
+    cells_of,
+    defaults_table,
+    luck_of,
+    methods_table,
+    regrets,
+    splits_table,
+    summary,
+    too_far_ahead,
+    variants_table,
+)
 
 FOUND = {
     "wbcd|1|trusted|auto|0": 0.90,
@@ -62,6 +74,24 @@ def test_a_method_with_fewer_splits_is_compared_on_those():
     assert "0.920 | 0.890 | 0.720 | 0.930 |" in methods_table(cells_of(found), "trusted").splitlines()[2]
     never = FOUND | {"wbcd|1|trusted|opacus|7": [0.99]}  # a split that `auto` does not have
     assert regrets(cells_of(never)) == regrets(cells_of(FOUND))
+
+
+def test_auto_with_other_constants_is_no_rival_of_auto():
+    once_more = {f"wbcd|1|trusted|{CONSTANTS}|{i}": [0.5, 0.95, 0.91, 0.93] for i in (0, 1)}
+    cells = cells_of(FOUND | once_more | {f"wages|1|trusted|{CONSTANTS}|0": [0.4, 0.51, 0.5, 0.5]})
+    assert regrets(cells) == regrets(cells_of(FOUND))
+    lines = variants_table(cells).splitlines()
+    assert "| steps x .5 | - | -0.260 (0, 2 of 2) |" in lines[2]
+    assert "| steps x 2 | - | +0.020 (1, 0 of 2) |" in lines[3]
+
+
+def test_what_is_too_far_ahead_gets_more_splits():
+    found = FOUND | {"wbcd|1|trusted|opacus|0": [0.7, 0.91]}  # ahead by .01
+    assert too_far_ahead(found) == {("wages", "dp-gd")}
+    jobs = list(utility.doubtful_jobs(["wbcd", "wages"], found))
+    assert {(job["name"], job["method"]) for job in jobs} == {("wages", "auto"), ("wages", "dp-gd")}
+    assert len(jobs) == 2 * 5  # as many as `auto` is to have
+    assert not list(utility.doubtful_jobs(["wbcd"], found))
 
 
 def test_papers_defaults_are_told_one_by_one():
