@@ -321,7 +321,9 @@ def jobs_of(
 def doubtful_jobs(names: list[str], found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """More splits where a method is too far ahead of `auto`: what was luck goes away."""
     pairs = {(name, method) for name, method in too_far_ahead(found) if name in names}
-    for seed, (name, method) in itertools.product(range(DOUBTFUL), sorted(pairs | {(name, "auto") for name, _ in pairs})):
+    for seed, (name, method) in itertools.product(
+        range(DOUBTFUL), sorted(pairs | {(name, "auto") for name, _ in pairs})
+    ):
         if seed < splits_of(TASKS[name].times, "auto"):
             yield {"name": name, "seed": seed, "method": method, "epsilons": EPSILONS}
 

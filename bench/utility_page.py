@@ -192,7 +192,9 @@ def gains(cells: Cells, trust: str, epsilon: str, method: str, place: int) -> li
 def gains_told(found: list[float]) -> str:
     if not found:
         return "-"
-    return f"{np.median(found):+.3f} ({sum(f > WORST for f in found)}, {sum(f < -WORST for f in found)} of {len(found)})"
+    return (
+        f"{np.median(found):+.3f} ({sum(f > WORST for f in found)}, {sum(f < -WORST for f in found)} of {len(found)})"
+    )
 
 
 def defaults_table(cells: Cells) -> str:
@@ -301,9 +303,9 @@ that may become broken lines, others are flags.
 clipped mean over all silos' records is computed at once, and noise of the size that the plan gives this mean is added.
 What whole runs of the library give is at the end of the page (`--check`). Other families are whole runs of the library.
 
-Dear methods have fewer splits, and more where they are ahead by more than the target (`--doubtful`). They are compared with `auto` on the splits that both have: what is shown for them is
-the mean of `auto` over all its splits and the difference on these. A small task has fewer than 2,500 records, a tiny
-one at most 1,000.
+Dear methods have fewer splits, and more of them where they are ahead by more than the target (`--doubtful`). They are
+compared with `auto` on the splits that both have: what is shown for them is the mean of `auto` over all its splits and
+the difference on these. A small task has fewer than 2,500 records, a tiny one at most 1,000.
 
 {splits}
 
@@ -320,9 +322,10 @@ luck here, though it is.
 
 ## Other constants
 
-What `auto` would reach with steps or clip norms half or twice as long, and with other broken lines, whatever these cost:
-the median over tasks of what each is ahead of `auto`, and in brackets of how many tasks it is ahead, and behind, by more
-than .02. With one or two splits of a task most of these are luck. They do not count in the regret: it compares methods.
+What `auto` would reach with steps or clip norms half or twice as long, and with other broken lines, whatever these
+cost: the median over tasks of what each is ahead of `auto`, and in brackets of how many tasks it is ahead, and behind,
+by more than .02. With one or two splits of a task most of these are luck. They do not count in the regret, which
+compares methods.
 
 {variants}
 
