@@ -90,7 +90,7 @@ def test_what_is_too_far_ahead_gets_more_splits():
     assert too_far_ahead(found) == {("wages", "dp-gd")}
     jobs = list(utility.doubtful_jobs(["wbcd", "wages"], found))
     assert {(job["name"], job["method"]) for job in jobs} == {("wages", "auto"), ("wages", "dp-gd")}
-    assert len(jobs) == 2 * 5  # as many as `auto` is to have
+    assert len(jobs) == 2 * utility.DOUBTFUL
     assert not list(utility.doubtful_jobs(["wbcd"], found))
 
 
