@@ -26,7 +26,7 @@ from bench.averages import DELTA, auto_setting, others, plain_setting, scores
 from bench.families import DEFAULTS, FAMILIES, Cell, ground_of, run_scores
 from bench.rivals import central, linear_model, trees
 from bench.tasks import LONGEST, SMALL, TASKS, TINY, Split, Task, split
-from bench.utility_page import CONSTANTS, KEPT, OTHER_KNOTS, too_far_ahead, write_page
+from bench.utility_page import CONSTANTS, FACTORS, KEPT, OTHER_KNOTS, too_far_ahead, write_page
 from silodp import cache
 from silodp.cluster import Place, place_of, spread
 from silodp.data import FederatedData
@@ -46,7 +46,6 @@ SEARCHES: dict[str, dict[str, tuple[Any, ...]]] = {
     PIECES: MOMENTUM,
 }
 KNOTS = (3, 5)  # of DP-GD on broken lines
-FACTORS = ((0.5, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, 2.0))  # of steps and clip norms, beside those of `auto`
 SPLITS = 5
 JOB = "bench.utility:run_job"
 ALONE = 2  # silos that are trained alone, in the mean
@@ -262,6 +261,8 @@ def main() -> None:
     unknown = set(options.tasks) - set(TASKS)
     if unknown:
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
+    if options.doubtful and (options.quick or options.seeds is not None or options.methods != METHODS):
+        parser.error("--doubtful chooses methods and splits by itself: leave out --quick, --seeds and --methods")
     cache.keep_programs()  # splits of a task have the same shapes
     kept, names = Kept(), readable(options.tasks or list(TASKS))
     if not options.print and not options.check:

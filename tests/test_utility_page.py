@@ -22,6 +22,7 @@ from bench.utility_page import (
     summary,
     too_far_ahead,
     variants_table,
+    with_variants,
 )
 
 FOUND = {
@@ -81,7 +82,8 @@ def test_auto_with_other_constants_is_no_rival_of_auto():
     cells = cells_of(FOUND | once_more | {f"wages|1|trusted|{CONSTANTS}|0": [0.4, 0.51, 0.5, 0.5]})
     assert regrets(cells) == regrets(cells_of(FOUND))
     lines = variants_table(cells).splitlines()
-    assert "| steps x .5 | - | -0.260 (0, 2 of 2) |" in lines[2]
+    assert "| steps x 0.5 | - | -0.260 (0, 2 of 2) |" in lines[2]
+    assert with_variants(cells) == "medians would be +0.065 to +0.065, and 2 cells above .02"  # .03, .1
     assert "| steps x 2 | - | +0.020 (1, 0 of 2) |" in lines[3]
 
 
