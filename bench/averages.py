@@ -98,9 +98,10 @@ def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
     moment = shift @ ground.moment @ shift.T
     released = released_of(asked, moment)
     std = stage.std_of_average(MOMENT) * asked.unit
-    told = asked.whitening(jnp.asarray(released + std * rng.normal(size=released.shape), jnp.float32), std)
-    assert plan.config.whiten is not None
-    made = replace(told, lengthen=plan.config.whiten.lengthen)
+    section = plan.config.whiten
+    assert section is not None
+    noised = jnp.asarray(released + std * rng.normal(size=released.shape), jnp.float32)
+    made = replace(asked.whitening(noised, std, section.ridge or 0.0), lengthen=section.lengthen)
     matrix = np.diag(made.matrix) if made.matrix.ndim == 1 else np.array(made.matrix)
     matrix = np.hstack([matrix[:, :-1], (matrix[:, -1] - matrix[:, :-1] @ centre)[:, None]])
     half = 2.0 if ground.kind == "linear" else 1.0

@@ -130,7 +130,7 @@ class ScaleConfig(Section):
 class WhitenConfig(GrownSection):
     """Stages before training: features are centred and whitened by private moments (silodp.stages.whiten)."""
 
-    added = ("blocks", "lengthen")
+    added = ("blocks", "lengthen", "ridge")
 
     share: float = Field(default=0.2, gt=0, lt=1, description="part of mu^2 that the second moment takes")
     moment: Literal["full", "diagonal", "blocks"] = Field(
@@ -154,6 +154,12 @@ class WhitenConfig(GrownSection):
         default=None,
         gt=0,
         description="the most that steps grow by on whitened features; the number of their directions when left out",
+    )
+    ridge: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="added to the mean square of every direction before whitening, features being about 1 long",
     )
     target: float = Field(
         default=1.0, gt=0, description="expected deviation of a number to predict: the unit of clip norms of `auto`"

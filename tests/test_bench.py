@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import bench.__main__ as main
-from bench import shapes
+from bench import constants, shapes
 from bench.summary import BEGIN, END, write_tables
 from bench.synthetic import Rounds, records
 from bench.targets import Reached, Target, outcome, paired
 from bench.timing import Samples, interleaved, summaries
+from silodp.plan import auto as recipe
 
 WITH_PYTORCH = ("gradients", "loops", "brought_torch", "peers_torch", "runs")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
@@ -142,3 +143,15 @@ def test_the_tables_of_the_page_are_written_between_their_marks(tmp_path):
     assert tables.count("| records | 0.99 |  |") == 1
     assert "| <= 2x | 1.5x | 1-2.5 |  | 5 | yes, within the spread |" in tables
     assert "not measured" in tables and "commit abc with changes" in tables
+
+
+def test_another_constant_of_auto_holds_until_the_end_of_the_block():
+    before = recipe.RIDGE, recipe.SQUARES, recipe.RECIPES
+    with constants.changed("RIDGE", 0.0), constants.changed("SQUARES.luck", 9.0):
+        assert recipe.RIDGE == 0.0 and recipe.RECIPES["ridge"].luck == recipe.SQUARES.luck == 9.0
+        assert recipe.RECIPES["logistic"] is recipe.CLASSES
+    assert before == (recipe.RIDGE, recipe.SQUARES, recipe.RECIPES)
+    with pytest.raises(ValueError, match="no constant"), constants.changed("math", 1.0):
+        pass
+    with pytest.raises(TypeError), constants.changed("CLASSES.lucky", 1.0):
+        pass

@@ -16,7 +16,7 @@ from silodp.config import DataConfig, WhitenConfig
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.parse import parse_config
-from silodp.plan.auto import LUCK, NOISE_OF_STEPS, SHARE, SHORTEST
+from silodp.plan.auto import CLASSES, NOISE_OF_STEPS, RIDGE, SHARE, SHORTEST
 from silodp.plan.certificate import settle
 from silodp.plan.make import make_plan, reasons, resolved
 from silodp.plan.plan import Plan
@@ -25,10 +25,12 @@ from silodp.releases import Account, Squares, packed, unpacked
 from silodp.run.prepare import prepare
 from silodp.run.sweep import run_configs
 from silodp.sampling import SQUARES_MOVE
+from silodp.stages.blocks import Blocks
 from silodp.stages.kinds import kind_of
 from silodp.stages.maps import Whitening
 from silodp.stages.whiten import (
     CONSTANT,
+    Diagonal,
     Moment,
     reach_of,
     rescaling_of,
@@ -40,6 +42,7 @@ from silodp.stages.whiten import (
 from tests.conftest import made_data
 
 DATA = made_data((60, 35, 45))
+FACTS = Facts((60, 35, 45), ("a", "b", "c"), ("float32[5]", "int32[]"))
 SUMS = {"name": "dp-gd", "rounds": 4, "step_size": 2.0, "clip": 0.5, "weights": "size", "randomizer": "pvec"}
 
 
@@ -95,10 +98,29 @@ def test_noise_in_the_moment_shrinks_what_cannot_be_told_from_it():
     np.testing.assert_allclose(blind.matrix[:3, :3], blind.matrix[0, 0] * np.eye(3), atol=1e-6)
 
 
+def test_a_ridge_leaves_short_directions_short():
+    squares, ridge = np.array([0.5, 0.3, 0.001]), 0.1
+    moment = packed(jnp.diag(jnp.asarray(squares, jnp.float32)))
+    blocks = Blocks.of(1e3, [0, 1, 2], 1.0)
+    left = squares / (squares + ridge)  # mean squares of whitened features, in directions
+    for made, last in (
+        (Moment.of(1e3, 3, 1.0).whitening(moment, 1e-9, ridge), 1.0),
+        (blocks.whitening(jnp.asarray(squares, jnp.float32), 1e-9, ridge), 1.0),
+        (Diagonal.of(1e3, 3, 1.0).whitening(jnp.asarray(squares, jnp.float32), 1e-9, ridge), 1 / (1 + ridge)),
+    ):
+        matrix = np.diag(made.matrix) if made.matrix.ndim == 1 else made.matrix
+        np.testing.assert_allclose(np.diag(matrix)[:3] ** 2 * squares, left / (left.sum() + last), rtol=1e-3)
+    stage = make_plan(case(whiten={"ridge": ridge}), FACTS).at("whiten")
+    without = make_plan(case(), FACTS).at("whiten")
+    released = packed(jnp.eye(5) / 5)
+    assert stage_map(stage, released).directions < stage_map(without, released).directions
+    assert "ridge" not in make_plan(case(), FACTS).to_json()["config"]["whiten"]
+
+
 def test_steps_grow_with_the_directions_up_to_a_limit():
     made = Whitening(np.eye(3, dtype=np.float32), 20.0)
     assert (made.longer, replace(made, lengthen=5.0).longer, replace(made, lengthen=50.0).longer) == (20, 5, 20)
-    plan = make_plan(case(whiten={"lengthen": 1.5}), Facts((60, 35, 45), ("a", "b", "c"), ("float32[5]", "int32[]")))
+    plan = make_plan(case(whiten={"lengthen": 1.5}), FACTS)
     stage = plan.at("whiten")
     released = packed(jnp.eye(5) / 5)
     assert (
@@ -399,9 +421,10 @@ def test_auto_asks_for_a_full_moment_unless_it_has_too_many_numbers(sizes, featu
     assert ("pairs count" if moment == "full" else "too many numbers") in reasons(config, facts)[0]
     made = config.model_copy(update={"data": DataConfig(preprocess=["hog"])})  # records are 1 long already
     assert found.scale is None and getattr(resolved(made, facts).whiten, "scale", None) == 1.0
-    given = config.model_copy(update={"whiten": WhitenConfig(moment="full", share=0.2)})
+    assert found.ridge == (RIDGE / sum(sizes) if moment == "full" else None)
+    given = config.model_copy(update={"whiten": WhitenConfig(moment="full", share=0.2, ridge=0.3)})
     kept = resolved(given, facts).whiten
-    assert kept is not None and (kept.moment, kept.share) == ("full", 0.2)
+    assert kept is not None and (kept.moment, kept.share, kept.ridge) == ("full", 0.2, 0.3)
 
 
 def test_steps_are_shorter_the_more_noise_there_is_and_the_fewer_records():
@@ -413,7 +436,8 @@ def test_steps_are_shorter_the_more_noise_there_is_and_the_fewer_records():
 
     assert lengthen(114, 0.1)[0] == SHORTEST < lengthen(114, 8.0)[0] < lengthen(1140, 8.0)[0]
     few, many = (lengthen(size, 8.0)[0] for size in (100, 1000))
-    assert few < NOISE_OF_STEPS * 400 / (LUCK * np.sqrt(31)) < many  # of 400 records, however little noise there is
+    longest = NOISE_OF_STEPS * 400 / (CLASSES.luck * np.sqrt(31))  # of 400 records, however little noise there is
+    assert few < longest < many
     short = [1.0] * 30 + [0.25] * 30  # flags of missing cells
     assert lengthen(1140, 1.0, 30) > lengthen(1140, 1.0, 60, scale=short, shorten=False) > lengthen(1140, 1.0, 60)
     assert lengthen(1140, 1.0, 60, scale=[0.1] * 60, shorten=False) == lengthen(1140, 1.0, 60)

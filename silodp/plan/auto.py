@@ -4,15 +4,16 @@ The recipe was found by measurement (`python -m bench.utility` measures it again
 second moment, then few rounds of DP-GD with long steps, a little momentum and the mean of the last iterates. Its
 constants are the same for all data.
 
-    nu   = sqrt(features) * |(noise on the average gradient, in clip norms, were it the only release), LUCK / records|
+    nu   = sqrt(features) * |(noise on the average gradient, in clip norms, were it the only release), luck / records|
     dear = (largest eigenvalue of the noise in a full second moment) / (mean eigenvalue of the moment)
 
 nu is the length of the noise relative to the longest signal, for one class. The smaller a task is, the larger nu, and
 the lower the clip norms, and with them the length of a step: noise is then worse than bias. Where records are few and
-epsilon is large, not noise but what is peculiar to these records is worse than bias (LUCK). Whitened features allow for
-steps in proportion to their directions, but where there is much noise the best step depends on nu alone, on all tasks
-and for all ways of whitening: what a step adds to the model's noise is step * clip norm * nu. What noise hides of a
-moment is not used (silodp.stages.whiten), so a full one is never much worse than a diagonal, however dear it is.
+epsilon is large, not noise but what is peculiar to these records is worse than bias (luck, RIDGE). Whitened features
+allow for steps in proportion to their directions, but where there is much noise the best step depends on nu alone, on
+all tasks and for all ways of whitening: what a step adds to the model's noise is step * clip norm * nu. What noise
+hides of a moment is not used (silodp.stages.whiten), so a full one is never much worse than a diagonal, however dear
+it is.
 Under a shuffler sums of rounded integers and coins are released (P_vec), whose noise is hardly more than a trusted
 server's.
 Networks: silodp.plan.auto_networks.
@@ -39,13 +40,13 @@ ROUNDS, AVERAGE = 20, 10
 OPTIMISER = {"kind": "nesterov", "momentum": 0.5}
 MOST_FEATURES = 2000  # of a full moment: beyond, its numbers are too many to compute and send
 SHARE = 0.05  # of mu^2, for the second moment
-NOISE_OF_STEPS, SHORTEST = 0.18, 1.25  # the most that steps are lengthened by, times nu; but no less than this
-LUCK = 2.5  # what records by themselves are worth in noise, divided by how many there are
+NOISE_OF_STEPS, SHORTEST = 0.15, 1.25  # the most that steps are lengthened by, times nu; but no less than this
+RIDGE = 10.0  # divided by the number of records: directions that are shorter say little about more than these records
 # Numbers become broken lines (an additive model) of the most knots whose features have a moment that is no dearer than
 # stands here. Where noise is larger, the best number of knots is smaller; ring, which no straight line can tell apart,
 # gains .15 by three knots at 10, where satimage gains .01 and spambase loses nothing.
 KNOTS = {9: 3.0, 5: 9.0, 3: 12.0}
-RECORDS_FOR_PIECES = 12  # for each feature, at least
+RECORDS_FOR_PIECES = 20  # for each feature, at least
 RECORDS_WITHOUT_NOISE = 100  # the same where no noise keeps the lines straight
 # P_vec rounds each number to a grid: what this adds to a sum's sensitivity is 2 sqrt(numbers) / levels of it.
 LEVELS, FEWEST_LEVELS, MOST_LEVELS = 20, 200, 2000  # a root of the numbers; more make larger tables of coins
@@ -60,13 +61,14 @@ class Recipe:
     clip: float
     noise: float  # above this nu the clip norm falls,
     power: float  # with this power of it
+    luck: float  # what records by themselves are worth in noise, divided by how many there are
 
     def clip_at(self, nu: float) -> float:
         return self.clip * min(1.0, (self.noise / nu) ** self.power)
 
 
-CLASSES = Recipe(16.0, 0.25, 0.01, 0.4)
-SQUARES = Recipe(0.5, 6.0, 0.003, 2 / 3)  # of loss r^2
+CLASSES = Recipe(16.0, 0.25, 0.01, 0.4, 2.5)
+SQUARES = Recipe(0.5, 5.5, 0.003, 2 / 3, 4.0)  # of loss r^2
 RECIPES = {
     "logistic": CLASSES,
     "softmax": CLASSES,
@@ -218,7 +220,8 @@ def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
 
     scale = {"scale": 1.0} if unit_length(config.data.preprocess) else {}
     steps = {"lengthen": longest_steps(nu_of(config, facts, std))} if std else {}
-    return {"moment": moment, "share": SHARE} | steps | scale | given
+    ridge = {"ridge": RIDGE / sum(facts.sizes)} if moment == "full" else {}
+    return {"moment": moment, "share": SHARE} | steps | ridge | scale | given
 
 
 def longest_steps(nu: float) -> float:
@@ -230,7 +233,7 @@ def tree_of(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nu_of(config: Config, facts: Facts, std: float) -> float:
-    return math.sqrt(weight_of(config, facts) + 1) * math.hypot(std, LUCK / sum(facts.sizes))
+    return math.sqrt(weight_of(config, facts) + 1) * math.hypot(std, RECIPES[config.model.kind].luck / sum(facts.sizes))
 
 
 def weight_of(config: Config, facts: Facts) -> float:

@@ -79,7 +79,7 @@ class Blocks(Algorithm):
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         return [Stream(whiten.MOMENT, len(rounds), Full(), dimension=sum(self.lengths))]
 
-    def whitening(self, released: Vector, std: float) -> Whitening:
+    def whitening(self, released: Vector, std: float, ridge: float = 0.0) -> Whitening:
         parts = jnp.split(released, np.cumsum(self.lengths)[:-1].tolist())
-        made = whiten.whitening_of(parts, self.blocks, std, np.asarray(self.scale))
+        made = whiten.whitening_of(parts, self.blocks, std, np.asarray(self.scale), ridge)
         return replace(made, directions=SHORTER * made.directions)

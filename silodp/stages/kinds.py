@@ -115,7 +115,7 @@ class Whiten(Kind):
         asked, section = plan.algorithm, plan.config.whiten
         assert isinstance(asked, whiten.Moment | whiten.Diagonal | Blocks) and section is not None
         std = plan.std_of_average(whiten.MOMENT) * asked.unit
-        made = replace(asked.whitening(released, std), lengthen=section.lengthen)
+        made = replace(asked.whitening(released, std, section.ridge or 0.0), lengthen=section.lengthen)
         return replace(made, reach=whiten.reach_of(section.clip) / float(asked.scale)) if section.shorten else made
 
 

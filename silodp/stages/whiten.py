@@ -4,9 +4,10 @@
         them a record is at most `clip` long; m is moved towards 0 by what its noise is worth
     A = private mean of a a^T,  a = scale * (features - m), |a| <= reach
     P = (A + ridge)^(-1/2),     A's entries off the diagonal are first moved towards 0 by what their noise is worth;
-                                ridge: the size of the noise that is left; eigenvalues that noise alone could have made
-                                are replaced by their mean. Directions of P A P that are clearly longer than 1 all the
-                                same, because they are sums of many small entries, are shortened to 1
+                                ridge: the size of the noise that is left, and what the config adds; eigenvalues that
+                                noise alone could have made are replaced by their mean. Directions of P A P that are
+                                clearly longer than 1 all the same, because they are sums of many small entries, are
+                                shortened to 1
     every silo replaces its features by (P a, p) / sqrt(d_eff),  d_eff = sum of eigenvalues a / (a + ridge)
 
     moment = "diagonal": of A only the diagonal is asked for, k numbers in place of k (k + 1) / 2, and P is diagonal too
@@ -126,8 +127,8 @@ class Moment(Algorithm):
         """The clip norm of what is released."""
         return float(self.clip) ** 2
 
-    def whitening(self, released: Vector, std: float) -> Whitening:
-        return whitening_of([released], [range(self.features)], std, np.asarray(self.scale))
+    def whitening(self, released: Vector, std: float, ridge: float = 0.0) -> Whitening:
+        return whitening_of([released], [range(self.features)], std, np.asarray(self.scale), ridge)
 
 
 class Diagonal(Algorithm):
@@ -165,8 +166,8 @@ class Diagonal(Algorithm):
     def releases(self, silo: int, sizes: tuple[int, ...], rounds: Sequence[int]) -> list[Stream]:
         return [Stream(MOMENT, len(rounds), Full(), dimension=self.size)]
 
-    def whitening(self, released: Vector, std: float) -> Whitening:
-        return rescaling_of(released, std, np.asarray(self.scale))
+    def whitening(self, released: Vector, std: float, ridge: float = 0.0) -> Whitening:
+        return rescaling_of(released, std, np.asarray(self.scale), ridge)
 
 
 def scale_of(features: int, given: Scale | None) -> Any:
@@ -190,11 +191,11 @@ def worth_of(told: Float[np.ndarray, "..."], noise: float) -> float:
 
 
 def whitening_of(
-    moments: Sequence[Float[Array, " _"]], blocks: Sequence[Sequence[int]], std: float, scale: Any
+    moments: Sequence[Float[Array, " _"]], blocks: Sequence[Sequence[int]], std: float, scale: Any, ridge: float = 0.0
 ) -> Whitening:
     """From released moments, packed, of blocks of the features, and the std of the noise in each of their numbers.
 
-    One block of all features is a full moment.
+    One block of all features is a full moment. ridge: what is added to that of the noise.
     """
     matrices = [np.asarray(unpacked(jnp.asarray(each)), np.float64) for each in moments]
     pairs = [matrix - np.diag(np.diag(matrix)) for matrix in matrices]
@@ -205,13 +206,13 @@ def whitening_of(
     diagonals = np.split(squares, np.cumsum([len(block) for block in blocks])[:-1])
     found = [eigen(d, worth * p, worth * std) for d, p in zip(diagonals, pairs, strict=True)]
     least = max(SMALLEST_RIDGE * float(np.mean([*np.concatenate([v for v, _, _ in found]), 1.0])), 1e-30)
-    ridges = [max(noise + CLEAR * std, least) for *_, noise in found]
+    ridges = [max(noise + CLEAR * std, least) + ridge for *_, noise in found]
     last = max(CLEAR * std, least)
-    told = [float(np.sum(v / (v + ridge))) for (v, _, _), ridge in zip(found, ridges, strict=True)]
+    told = [float(np.sum(v / (v + own))) for (v, _, _), own in zip(found, ridges, strict=True)]
     directions = max(1.0, sum(told) + 1 / (1 + last))
     root = np.zeros((squares.size + 1, squares.size + 1))
-    for block, matrix, (values, vectors, _), ridge in zip(blocks, matrices, found, ridges, strict=True):
-        whitened = (vectors / np.sqrt(values + ridge)) @ vectors.T
+    for block, matrix, (values, vectors, _), own in zip(blocks, matrices, found, ridges, strict=True):
+        whitened = (vectors / np.sqrt(values + own)) @ vectors.T
         root[np.ix_(block, block)] = shortened(whitened, matrix, std) / math.sqrt(directions)
     root[-1, -1] = CONSTANT / math.sqrt((1 + last) * directions)
     root[:, :-1] *= scale
@@ -250,11 +251,11 @@ def dearness(features: int, std: float, clip: float) -> float:
     return math.sqrt(2 * features) * std * (SQUARES_MOVE / MOVES) * reach_of(clip) ** 2 * features
 
 
-def rescaling_of(squares: Vector, std: float, scale: Any) -> Whitening:
+def rescaling_of(squares: Vector, std: float, scale: Any, ridge: float = 0.0) -> Whitening:
     """From released mean squares of features."""
     told = np.asarray(squares, np.float64)
     values = np.append(clear_squares(told, std), 1.0)
-    ridge = max(CLEAR * std, DIAGONAL_RIDGE * told.size * std, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
+    ridge += max(CLEAR * std, DIAGONAL_RIDGE * told.size * std, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
     directions = max(1.0, float(np.sum(values / (values + ridge))))
     factors = 1 / np.sqrt((values + ridge) * directions)
     factors[:-1] *= scale
