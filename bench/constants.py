@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.families import Cell
 from bench.tasks import TASKS
 from bench.utility import EPSILONS, auto, readable, split_of
 from silodp import cache
@@ -24,7 +25,7 @@ from silodp.plan import auto as recipe
 from silodp.stages import whiten
 
 TRUSTS = ("trusted", "untrusted")
-CELLS = list(itertools.product(EPSILONS, TRUSTS))
+CELLS: list[Cell] = list(itertools.product(EPSILONS, TRUSTS))
 
 
 @contextmanager

