@@ -45,7 +45,7 @@ def means(rows: dict[int, np.ndarray]) -> np.ndarray:
 
 def best(rows: dict[int, np.ndarray]) -> float:
     """The mean over splits of the setting that is best in this mean: chosen on test records."""
-    return float(np.max(means(rows)))
+    return float(np.nanmax(means(rows)))  # a setting that ended in no number hides no other
 
 
 def beside(own: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> np.ndarray | None:
@@ -60,7 +60,7 @@ def beside(own: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> np.ndarr
 def rivals_of(
     cells: Cells, task: str, epsilon: str, trust: str, left_out: Collection[str] = VARIANTS
 ) -> dict[str, float]:
-    """What `auto` is compared with: the same epsilon and trust, or a weaker server still."""
+    """What `auto` is compared with: the same epsilon and trust, or the records of one silo alone."""
     own = cells.get((task, epsilon, trust, "auto"))
     if own is None:
         return {}
@@ -68,7 +68,7 @@ def rivals_of(
     asked = {m: rows for m, rows in there.items() if m not in left_out}
     asked |= {m: rows for (t, e, w, m), rows in cells.items() if (t, e, w, m) == (task, epsilon, "none", "local")}
     found = {method: beside(own, rows) for method, rows in asked.items()}
-    return {method: float(np.max(values)) for method, values in found.items() if values is not None}
+    return {method: float(np.nanmax(values)) for method, values in found.items() if values is not None}
 
 
 def luck(own: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> float:

@@ -168,8 +168,8 @@ class WhitenConfig(GrownSection):
     @model_validator(mode="after")
     def _one_length(self) -> WhitenConfig:
         each = self.scale if isinstance(self.scale, list) else [1.0 if self.scale is None else self.scale]
-        if not each or min(each) <= 0:
-            raise ValueError("whiten.scale: give a positive number, or one for each feature")
+        if not each or not all(CLIP_NORM["ge"] <= own <= CLIP_NORM["le"] for own in each):
+            raise ValueError("whiten.scale: give a positive number, or one for each feature, from 1e-18 to 1e18")
         if self.shorten and isinstance(self.scale, list):
             raise ValueError("whiten.shorten: not with a scale for each feature; set shorten = false")
         if self.blocks is not None and self.moment != "blocks":

@@ -16,9 +16,9 @@ from silodp.config import DataConfig, WhitenConfig
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.parse import parse_config
-from silodp.plan.auto import CLASSES, NOISE_OF_STEPS, RIDGE, SHARE, SHORTEST
+from silodp.plan.auto import CLASSES, NOISE_OF_STEPS, RECORDS_FOR_PIECES, RIDGE, SHARE, SHORTEST, SQUARES
 from silodp.plan.certificate import settle
-from silodp.plan.make import make_plan, reasons, resolved
+from silodp.plan.make import knots_that_pay, make_plan, reasons, resolved
 from silodp.plan.plan import Plan
 from silodp.randomness import SeededRandomness
 from silodp.releases import Account, Squares, packed, unpacked
@@ -106,12 +106,12 @@ def test_a_ridge_leaves_short_directions_short():
     for made, last in (
         (Moment.of(1e3, 3, 1.0).whitening(moment, 1e-9, ridge), 1.0),
         (blocks.whitening(jnp.asarray(squares, jnp.float32), 1e-9, ridge), 1.0),
-        (Diagonal.of(1e3, 3, 1.0).whitening(jnp.asarray(squares, jnp.float32), 1e-9, ridge), 1 / (1 + ridge)),
+        (Diagonal.of(1e3, 3, 1.0).whitening(jnp.asarray(squares, jnp.float32), 1e-9, ridge), 1.0),
     ):
         matrix = np.diag(made.matrix) if made.matrix.ndim == 1 else made.matrix
         np.testing.assert_allclose(np.diag(matrix)[:3] ** 2 * squares, left / (left.sum() + last), rtol=1e-3)
     stage = make_plan(case(whiten={"ridge": ridge}), FACTS).at("whiten")
-    without = make_plan(case(), FACTS).at("whiten")
+    without = make_plan(case(whiten={"ridge": 0.0}), FACTS).at("whiten")
     released = packed(jnp.eye(5) / 5)
     assert stage_map(stage, released).directions < stage_map(without, released).directions
     assert "ridge" not in make_plan(case(), FACTS).to_json()["config"]["whiten"]
@@ -422,15 +422,18 @@ def test_auto_asks_for_a_full_moment_unless_it_has_too_many_numbers(sizes, featu
     made = config.model_copy(update={"data": DataConfig(preprocess=["hog"])})  # records are 1 long already
     assert found.scale is None and getattr(resolved(made, facts).whiten, "scale", None) == 1.0
     assert found.ridge == (RIDGE / sum(sizes) if moment == "full" else None)
+    assert any("stay short" in reason for reason in reasons(config, facts)) == (moment == "full")
     given = config.model_copy(update={"whiten": WhitenConfig(moment="full", share=0.2, ridge=0.3)})
     kept = resolved(given, facts).whiten
     assert kept is not None and (kept.moment, kept.share, kept.ridge) == ("full", 0.2, 0.3)
 
 
 def test_steps_are_shorter_the_more_noise_there_is_and_the_fewer_records():
-    def lengthen(size, epsilon, features=30, **whiten):
-        facts = Facts((size,) * 4, tuple("abcd"), (f"float32[{features}]", "int32[]"))
+    def lengthen(size, epsilon, features=30, kind="logistic", **whiten):
+        target = "float32[]" if kind == "linear" else "int32[]"
+        facts = Facts((size,) * 4, tuple("abcd"), (f"float32[{features}]", target))
         tree = {"privacy": {"epsilon": epsilon}, "algorithm": {"name": "auto"}, "whiten": whiten}
+        tree |= {"model": {"kind": kind}}
         found = resolved(parse_config(tree), facts)
         return found.whiten.lengthen, found.algorithm.clip
 
@@ -438,9 +441,28 @@ def test_steps_are_shorter_the_more_noise_there_is_and_the_fewer_records():
     few, many = (lengthen(size, 8.0)[0] for size in (100, 1000))
     longest = NOISE_OF_STEPS * 400 / (CLASSES.luck * np.sqrt(31))  # of 400 records, however little noise there is
     assert few < longest < many
+    enough = 8e4  # hides the noise, and leaves what is peculiar to few records
+    for recipe, kind in ((CLASSES, "logistic"), (SQUARES, "linear")):
+        nu = recipe.luck * np.sqrt(31) / 400
+        assert lengthen(100, enough, kind=kind)[0] == pytest.approx(max(SHORTEST, NOISE_OF_STEPS / nu), rel=0.05)
     short = [1.0] * 30 + [0.25] * 30  # flags of missing cells
     assert lengthen(1140, 1.0, 30) > lengthen(1140, 1.0, 60, scale=short, shorten=False) > lengthen(1140, 1.0, 60)
     assert lengthen(1140, 1.0, 60, scale=[0.1] * 60, shorten=False) == lengthen(1140, 1.0, 60)
+
+
+def test_broken_lines_want_little_noise_and_records_for_each_feature():
+    config = parse_config({"privacy": {"epsilon": 8.0, "trust": "trusted"}, "algorithm": {"name": "auto"}})
+
+    def knots(records, features, epsilon=8.0):
+        facts = Facts((records,), ("a",), (f"float32[{features}]", "int32[]"))
+        asked = parse_config(config.model_dump(exclude_unset=True) | {"privacy": {"epsilon": epsilon}})
+        return knots_that_pay(asked, facts, lambda each: (each - 1) * features)
+
+    assert knots(RECORDS_FOR_PIECES * 2 * 3, 3, 1e4) == 3  # no noise to speak of: records decide
+    assert knots(RECORDS_FOR_PIECES * 2 * 3 - 1, 3, 1e4) == 0
+    assert knots(RECORDS_FOR_PIECES * 8 * 3, 3, 1e4) == 9
+    found = [knots(10_000, 10, epsilon) for epsilon in (0.01, 0.1, 8.0)]  # noise decides
+    assert found == [0, 3, 9]
 
 
 def test_directions_that_noise_does_not_hide_are_no_longer_than_one():

@@ -112,7 +112,10 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     if is_network(config):
         return network_reasons(config, facts, whole(config, noise))
     if not config.privacy.private:
-        return ["without a target there is no noise: a full second moment costs nothing"]
+        return [
+            "without a target there is no noise: a full second moment costs nothing",
+            ridge_reason(sum(facts.sizes)),
+        ]
     std = whole(config, noise)
     nu = nu_of(config, facts, std)
     recipe = RECIPES[config.model.kind]
@@ -124,7 +127,8 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     clip_norm = (config.whiten or WhitenConfig()).clip
     features = features_of(facts)
     lines = lines_reason(features, sum(facts.sizes), std, clip_norm)
-    moment = [] if given else [moment_reason(features, std, clip_norm), lines]
+    ridge = [ridge_reason(sum(facts.sizes))] if features <= MOST_FEATURES else []
+    moment = [] if given else [moment_reason(features, std, clip_norm), *ridge, lines]
     steps = f"steps grow with the whitened directions, at most {longest_steps(nu):.3g} times: noise grows with them"
     return [*moment, full if nu <= recipe.noise else lower, steps]
 
@@ -134,6 +138,12 @@ def moment_reason(features: int, std: float, clip: float) -> str:
         return f"a full second moment of {features} features has too many numbers (limit {MOST_FEATURES})"
     noise = f"its noise is {dear(features, std, clip):.2g} times its mean eigenvalue"
     return f"a full second moment of {features} features: {noise}, and pairs count by what their noise is worth"
+
+
+def ridge_reason(records: int) -> str:
+    return (
+        f"directions of mean squares below {RIDGE / records:.2g} stay short: {records} records say little of them"
+    )
 
 
 def lines_reason(features: int, records: int, std: float, clip: float) -> str:

@@ -255,9 +255,10 @@ def rescaling_of(squares: Vector, std: float, scale: Any, ridge: float = 0.0) ->
     """From released mean squares of features."""
     told = np.asarray(squares, np.float64)
     values = np.append(clear_squares(told, std), 1.0)
-    ridge += max(CLEAR * std, DIAGONAL_RIDGE * told.size * std, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
-    directions = max(1.0, float(np.sum(values / (values + ridge))))
-    factors = 1 / np.sqrt((values + ridge) * directions)
+    noise = max(CLEAR * std, DIAGONAL_RIDGE * told.size * std, SMALLEST_RIDGE * float(np.mean(values)), 1e-30)
+    ridges = noise + np.append(np.full(told.size, ridge), 0.0)
+    directions = max(1.0, float(np.sum(values / (values + ridges))))
+    factors = 1 / np.sqrt((values + ridges) * directions)
     factors[:-1] *= scale
     factors[-1] *= CONSTANT
     return Whitening(factors.astype(np.float32), directions)
