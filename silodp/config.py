@@ -344,7 +344,9 @@ class AlgorithmConfig(OpenSection):
         default="random",
         description="fixed: drawn from the public seed beforehand, and only that is charged",
     )
-    weights: Literal["equal", "size"] = Field(default="equal", description="weights of silos in the objective")
+    weights: Literal["equal", "size"] = Field(
+        default="equal", description="weights of silos in the objective; `auto` and the estimators take size"
+    )
     average: PositiveInt | str | dict[str, str | float] | None = Field(
         default=None,
         description="the mean of so many last iterates is the result; or of all, {kind = 'exponential', decay = 0.99} "
