@@ -141,9 +141,7 @@ def moment_reason(features: int, std: float, clip: float) -> str:
 
 
 def ridge_reason(records: int) -> str:
-    return (
-        f"directions of mean squares below {RIDGE / records:.2g} stay short: {records} records say little of them"
-    )
+    return f"directions of mean squares below {RIDGE / records:.2g} stay short: {records} records say little of them"
 
 
 def lines_reason(features: int, records: int, std: float, clip: float) -> str:
