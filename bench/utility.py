@@ -106,8 +106,7 @@ def knots_tried(made: Split) -> list[int]:
 
 
 def descended(made: Split, method: str, cells: list[Cell], seed: int) -> list[Any]:
-    ground, search = ground_of(made), SEARCHES[method]
-    points = [dict(zip(search, values, strict=True)) for values in itertools.product(*search.values())]
+    ground, points = ground_of(made), points_of(method)
     unit = 0.3 if made.kind == "linear" else 1.0  # gradients of squared losses are longer
     settings = []
     for epsilon, trust in cells:
@@ -120,6 +119,11 @@ def descended(made: Split, method: str, cells: list[Cell], seed: int) -> list[An
             for p in points
         ]  # fmt: skip
     return np.reshape(scores(ground, settings, LONGEST), (len(cells), -1)).tolist()
+
+
+def points_of(method: str) -> list[dict[str, Any]]:
+    search = SEARCHES[method]
+    return [dict(zip(search, values, strict=True)) for values in itertools.product(*search.values())]
 
 
 def local(made: Split, epsilon: float, seed: int) -> float:
@@ -274,7 +278,8 @@ def main() -> None:
     if options.check:
         for name in names:
             checked(name, kept)
-    print(write_page(kept.found, {m: [splits_of(times, m) for times in (1, SMALL, TINY)] for m in METHODS}))
+    steps = {method: [point["step"] for point in points_of(method)] for method in SEARCHES}
+    print(write_page(kept.found, {m: [splits_of(times, m) for times in (1, SMALL, TINY)] for m in METHODS}, steps))
 
 
 def readable(names: list[str]) -> list[str]:

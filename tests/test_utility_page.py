@@ -15,6 +15,7 @@ from bench.utility_page import (
     best,
     cells_of,
     defaults_table,
+    ends_told,
     luck_of,
     methods_table,
     regrets,
@@ -163,3 +164,13 @@ def test_small_tasks_are_those_of_few_records():
     assert there.keys() >= {"wbcd", "digits", "wine", "diabetes"}
     told = {name: TINY if count <= 1000 else SMALL if count < 2500 else 1 for name, count in there.items()}
     assert {name: TASKS[name].times for name in there} == told
+
+
+def test_it_is_told_how_often_the_largest_step_was_the_best():
+    found = FOUND | {
+        "tobacco|3|trusted|dp-gd|0": [0.1, 0.2, 0.3, 0.5],
+        "tobacco|8|trusted|dp-gd|0": [0.5, 0.2, 0.3, 0.4],
+    }
+    told = ends_told({key: rows for key, rows in cells_of(found).items() if key[1] in "38"}, {"dp-gd": [4.0, 16.0]})
+    assert told == "50% of dp-gd"
+    assert len(utility.points_of("dp-gd")) == 18 and utility.points_of("dp-gd")[3]["step"] == 16.0
