@@ -112,10 +112,7 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     if is_network(config):
         return network_reasons(config, facts, whole(config, noise))
     if not config.privacy.private:
-        return [
-            "without a target there is no noise: a full second moment costs nothing",
-            ridge_reason(sum(facts.sizes)),
-        ]
+        return ["without a target there is no noise: a full second moment costs nothing"]
     std = whole(config, noise)
     nu = nu_of(config, facts, std)
     recipe = RECIPES[config.model.kind]
@@ -228,9 +225,10 @@ def whiten_of(config: Config, facts: Facts, std: float) -> dict[str, Any]:
     from silodp.data.preprocess import unit_length  # here: most plans have nothing to choose
 
     scale = {"scale": 1.0} if unit_length(config.data.preprocess) else {}
-    steps = {"lengthen": longest_steps(nu_of(config, facts, std))} if std else {}
-    ridge = {"ridge": RIDGE / sum(facts.sizes)} if moment == "full" else {}
-    return {"moment": moment, "share": SHARE} | steps | ridge | scale | given
+    noisy: dict[str, Any] = {"lengthen": longest_steps(nu_of(config, facts, std))} if std else {}
+    if std and moment == "full":
+        noisy["ridge"] = RIDGE / sum(facts.sizes)
+    return {"moment": moment, "share": SHARE} | noisy | scale | given
 
 
 def longest_steps(nu: float) -> float:
