@@ -261,27 +261,42 @@ def check_table(found: dict[str, Any]) -> str:
 
 
 def draw(cells: Cells) -> None:
-    """Regret of every cell by epsilon, a panel for each trust model."""
+    """Regret of every cell by epsilon, a panel for each trust model; the worst task of each epsilon has its name."""
     import matplotlib.pyplot as plt
 
     found = regrets(cells)
     trusts = sorted({trust for _, _, trust in found}, key=TRUST_ORDER.index)
-    figure, axes = plt.subplots(
-        1, max(1, len(trusts)), figsize=(4 * max(1, len(trusts)), 4), sharey=True, squeeze=False
-    )
+    size = (4 * max(1, len(trusts)), 4.5)
+    figure, axes = plt.subplots(1, max(1, len(trusts)), figsize=size, sharey=True, squeeze=False)
     for axis, trust in zip(axes[0], trusts, strict=True):
-        for task in TASKS:
-            line = sorted((float(e), regret) for (t, e, w), (regret, _) in found.items() if (t, w) == (task, trust))
-            style = "-o" if TASKS[task].seen else "--s"
-            if line:
-                axis.plot(*zip(*line, strict=True), style, label=marked(task), markersize=4)
-        axis.axhline(0, color="black", linewidth=1)
+        rows: dict[float, dict[str, float]] = {}
+        for (task, epsilon, own), (regret, _) in found.items():
+            if own == trust:
+                rows.setdefault(float(epsilon), {})[task] = regret
+        each = sorted(rows.items())
+        for task in sorted({task for _, row in each for task in row}, key=lambda task: TASKS[task].seen, reverse=True):
+            line = [(epsilon, row[task]) for epsilon, row in each if task in row]
+            seen = TASKS[task].seen
+            axis.plot(
+                *zip(*line, strict=True), "-" if seen else "--s", color="tab:blue" if seen else "tab:orange",
+                alpha=0.4 if seen else 1.0, linewidth=1, markersize=3, label="looked at" if seen else "never looked at",
+            )  # fmt: skip
+        medians = [(epsilon, float(np.median(list(row.values())))) for epsilon, row in each]
+        axis.plot(*zip(*medians, strict=True), "k-o", linewidth=2, label="median")
+        for epsilon, row in each:
+            worst = max(row, key=lambda task: row[task])
+            axis.annotate(
+                worst, (epsilon, row[worst]), rotation=40, fontsize=7, xytext=(0, 3), textcoords="offset points"
+            )
+        for level, style in ((0, "-"), (WORST, ":")):
+            axis.axhline(level, color="black", linewidth=1, linestyle=style)
         axis.set(xscale="log", title=trust, xlabel="epsilon of every record")
         axis.set_xticks((0.5, 1, 3, 8), ("0.5", "1", "3", "8"))
         axis.minorticks_off()
         axis.set_yscale("symlog", linthresh=0.02)
     axes[0][0].set_ylabel("regret of auto: best other, tuned on test, less auto")
-    axes[0][-1].legend(fontsize=6)
+    handles = {label: line for line, label in zip(*axes[0][-1].get_legend_handles_labels(), strict=True)}
+    axes[0][-1].legend(handles.values(), handles.keys(), fontsize=8, loc="lower right")
     figure.tight_layout()
     figure.savefig(FIGURE, dpi=120)
     plt.close(figure)
