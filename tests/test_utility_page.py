@@ -90,6 +90,7 @@ def test_auto_with_other_constants_is_no_rival_of_auto():
     assert "| steps x 0.5 | - | -0.260 (0, 2 of 2) |" in lines[2]
     assert with_variants(cells) == "medians would be +0.065 to +0.065, and 2 cells above .02"  # .03, .1
     assert "| steps x 2 | - | +0.020 (1, 0 of 2) |" in lines[3]
+    assert with_variants(cells_of(FOUND | once_more)) == "nothing is known yet: 1 tasks lack them"
 
 
 def test_what_is_too_far_ahead_gets_more_splits():
