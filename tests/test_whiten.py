@@ -425,6 +425,8 @@ def test_auto_asks_for_a_full_moment_unless_it_has_too_many_numbers(sizes, featu
     assert any("stay short" in reason for reason in reasons(config, facts)) == (moment == "full")
     plain = resolved(parse_config({"algorithm": {"name": "auto"}}), facts).whiten  # no noise: nothing to be smoothed
     assert plain is not None and (plain.ridge, plain.lengthen) == (None, None)
+    own = config.model_copy(update={"whiten": WhitenConfig(ridge=0.3)})
+    assert not any("stay short" in reason for reason in reasons(own, facts))  # it was not `auto` that chose it
     given = config.model_copy(update={"whiten": WhitenConfig(moment="full", share=0.2, ridge=0.3)})
     kept = resolved(given, facts).whiten
     assert kept is not None and (kept.moment, kept.share, kept.ridge) == ("full", 0.2, 0.3)

@@ -120,11 +120,11 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     clip = f"{alone}, is {nu:.2g} of the longest gradient"
     lower = f"clip norms are {recipe.clip_at(nu) / recipe.clip:.0%} of those of large tasks: {clip}"
     full = f"clip norms are those of large tasks: {clip} (limit {recipe.noise:g})"
-    given = config.whiten is not None and "moment" in config.whiten.model_fields_set
-    clip_norm = (config.whiten or WhitenConfig()).clip
+    section = config.whiten or WhitenConfig()
+    given, clip_norm = "moment" in section.model_fields_set, section.clip
     features = features_of(facts)
     lines = lines_reason(features, sum(facts.sizes), std, clip_norm)
-    ridge = [ridge_reason(sum(facts.sizes))] if features <= MOST_FEATURES else []
+    ridge = [ridge_reason(sum(facts.sizes))] if features <= MOST_FEATURES and section.ridge is None else []
     moment = [] if given else [moment_reason(features, std, clip_norm), *ridge, lines]
     steps = f"steps grow with the whitened directions, at most {longest_steps(nu):.3g} times: noise grows with them"
     return [*moment, full if nu <= recipe.noise else lower, steps]
