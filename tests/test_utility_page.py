@@ -157,7 +157,7 @@ def test_a_stopped_run_has_all_tasks_and_what_counts_most():
     assert early.index(DEFAULTS) > max(i for i, method in enumerate(early) if method in utility.LATER)
     splits = lambda *job: sum(each[1:] == job for each in jobs)
     assert (splits("magic", "auto"), splits("wbcd", "auto")) == (5, 60)
-    assert (splits("magic", "spider"), splits("wbcd", "spider")) == (utility.FEW["spider"], 3 * utility.FEW["spider"])
+    assert (splits("magic", "spider"), splits("wbcd", "spider")) == (5, 5)
 
 
 def test_small_tasks_are_those_of_few_records():
