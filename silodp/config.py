@@ -344,8 +344,10 @@ class AlgorithmConfig(OpenSection):
         default="random",
         description="fixed: drawn from the public seed beforehand, and only that is charged",
     )
-    weights: Literal["equal", "size"] = Field(
-        default="equal", description="weights of silos in the objective; `auto` and the estimators take size"
+    weights: Literal["equal", "size"] | None = Field(
+        default=None,
+        description="equal or size: weights of silos in the objective; size when left out, but equal where a paper's "
+        "theorem or noise is asked for, and where every silo sends a shuffler as many messages (batch)",
     )
     average: PositiveInt | str | dict[str, str | float] | None = Field(
         default=None,

@@ -39,8 +39,6 @@ def once_each(cases: list[tuple], also_slow: Callable[[str, str], bool] = lambda
 def case(name: str, trust: str, *, rounds: int = ROUNDS, private: bool = True, **changes: Any) -> Config:
     """The case's config on the fixture data; `changes` are algorithm options."""
     options = {"name": name, "rounds": rounds, "step_size": 0.3} | OPTIONS[name] | changes
-    if trust == "shuffled" and options.get("batch") is None:
-        options["weights"] = "size"  # all messages count alike
     privacy: dict[str, Any] = {"trust": trust, "delta": 1e-4}
     if private and REGISTRY[name].private:
         privacy["epsilon"] = 4.0

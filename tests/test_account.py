@@ -97,7 +97,9 @@ def test_given_multipliers_give_the_epsilon_back():
 
 def test_unbalanced_silos_have_their_own_statements():
     """Trusted: the server's noise is scaled to the smallest silo, the others are protected by more."""
-    result = account(config("dp-gd", {"sizes": [100, 400]}, {"trust": "trusted", "epsilon": 2.0}, rounds=50))
+    result = account(
+        config("dp-gd", {"sizes": [100, 400]}, {"trust": "trusted", "epsilon": 2.0}, rounds=50, weights="equal")
+    )
     small, large = (silo["epsilon"] for silo in result["silos"])
     assert small == pytest.approx(2.0)
     assert large < 0.5
@@ -117,7 +119,7 @@ def test_a_budget_stops_the_run_before_it_is_exceeded():
 def test_a_budget_holds_for_every_silo():
     """Under a trusted server the records of large silos are better hidden: the smallest silo ends the run."""
     privacy = {"trust": "trusted", "multipliers": {"value": 10.0}, "budget": 2.0}
-    told = account(config("dp-gd", {"sizes": [4000, 400, 1000]}, privacy))
+    told = account(config("dp-gd", {"sizes": [4000, 400, 1000]}, privacy, weights="equal"))
     epsilons = [row["epsilon"] for row in told["silos"]]
     assert 1.9 < max(epsilons) <= 2.0 and min(epsilons) < 0.5
 

@@ -57,7 +57,7 @@ def test_the_statement_follows_from_the_count(trust):
 
 
 def test_the_statement_names_the_dearest_silo():
-    plan = plan_of("dp-gd", "trusted")
+    plan = plan_of("dp-gd", "trusted", weights="equal")
     tree = certificate(plan, settle(plan, counted(plan)), Context())
     assert min(silo["epsilon"] for silo in tree["silos"]) < 0.7 * 4.0
     assert "every silo would be (4, 0.0001)-differentially private" in tree["statement"]
@@ -97,7 +97,7 @@ def test_an_inflated_tally_says_that_it_is_too_large():
 
 def test_with_absent_silos_the_noise_may_be_as_large_as_with_all_and_no_larger():
     """A trusted server's noise is scaled to the worst record present: the plan knows both ends, and certifies one."""
-    plan = plan_of("dp-gd", "trusted", participation=2)
+    plan = plan_of("dp-gd", "trusted", participation=2, weights="equal")
     least, most = plan.protection("value")
     assert most[1] == pytest.approx(least[1]) and most[0] == pytest.approx(least[0] * 40 / 25)
     certified = lambda told: settle(plan, counted(plan, changed("value", "multiplier", lambda _: jnp.array(told))))

@@ -453,7 +453,7 @@ def test_feedback_adds_up_in_the_mean_of_the_server(objective):
 
 
 def soteria(**options: Any) -> Plan:
-    config = case("soteria-gd", "untrusted", smoothness=0.1, gradient_bound=1.0, **options)
+    config = case("soteria-gd", "untrusted", smoothness=0.1, gradient_bound=1.0, weights="equal", **options)
     return make_plan(config, Facts(SIZES, ("a", "b", "c"), parameters=D))
 
 

@@ -209,7 +209,7 @@ def test_packed_numbers_come_back(width):
 
 def test_a_plan_whose_sums_do_not_fit_names_a_setting_that_does():
     facts = Facts((2, 2**22, 2**22), NAMES, parameters=10**7)
-    options = {"name": "dp-gd", "rounds": 6, "step_size": 0.1, "clip": 1.0}
+    options = {"name": "dp-gd", "rounds": 6, "step_size": 0.1, "clip": 1.0, "weights": "equal"}
     config = Config(algorithm=options, privacy={"trust": "aggregated", "epsilon": 2.0})  # type: ignore[arg-type]
     with pytest.raises(silodp.ConfigError, match=r"algorithm\.weights = 'size'"):
         _ = make_plan(config, facts).noised

@@ -168,7 +168,7 @@ def message_run(fed: MessageFederation, prepared: Prepared):
 # P_vec rounds every vector to its grid, noise or not; its algorithms are tested on the other channels.
 @pytest.mark.parametrize(("name", "trust"), once_each([c for c in CASES if not c[0].startswith("sdp-")]))
 def test_without_noise_and_clip_it_is_the_textbook_method(name, trust):
-    changes = {key: 1e6 for key in OPTIONS[name] if key.startswith("clip")} | deterministic(name)
+    changes = {key: 1e6 for key in OPTIONS[name] if key.startswith("clip")} | deterministic(name) | {"weights": "equal"}
     config = case(name, trust, private=False, **changes)
     data = BALANCED if name in VARIANCE_REDUCED else DATA
     expected = textbook(name, config, data)

@@ -75,9 +75,9 @@ def test_a_batch_of_all_records_is_full_batch(dp_gd, sampling):
 
 
 def test_weights_by_size_are_equal_weights_when_silos_are_balanced(dp_gd):
-    np.testing.assert_array_equal(trained(name="dp-gd", weights="size"), dp_gd)
+    np.testing.assert_array_equal(trained(name="dp-gd", weights="equal"), dp_gd)
     unbalanced = made_data()
-    apart = trained(unbalanced, name="dp-gd", weights="size") - trained(unbalanced, name="dp-gd")
+    apart = trained(unbalanced, name="dp-gd", weights="size") - trained(unbalanced, name="dp-gd", weights="equal")
     assert np.abs(apart).max() > 1e-3
 
 

@@ -21,7 +21,8 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts, Stream, turns
 from silodp.parse import parse_config
 from silodp.plan.calibrate import Part, noise_of
-from silodp.plan.make import make_plan
+from silodp.plan.make import make_plan, resolved
+from silodp.plan.parts import settled_facts
 from silodp.plan.plan import Plan, channel_lines
 from silodp.privacy import accountant, gaussian
 from silodp.privacy.kinds import Full as Gaussian
@@ -85,6 +86,34 @@ def test_trusted_noise_serves_the_worst_silo(weights, worst):
     np.testing.assert_allclose(plan.std_over_clip("value"), needed * moves)
 
 
+BOUNDS = {"smoothness": 0.1, "gradient_bound": 1.0, "diameter": 5.0}  # all that the theorem of mu2 asks for
+
+
+@pytest.mark.parametrize(
+    ("name", "trust", "changes", "privacy", "weights"),
+    [
+        ("dp-gd", "untrusted", {}, {}, "size"),
+        ("dp-sgd", "trusted", {}, {}, "size"),
+        ("mu2", "untrusted", {}, {}, "size"),
+        ("mu2", "untrusted", BOUNDS, {}, "equal"),
+        ("mu2", "untrusted", BOUNDS | {"weights": "size"}, {}, "size"),
+        ("spider", "untrusted", {}, {"calibration": "paper"}, "equal"),
+        ("dp-gd", "shuffled", {}, {}, "size"),
+        ("dp-sgd", "shuffled", {"sampling": "fixed"}, {}, "equal"),  # as many messages from every silo
+        ("auto", "trusted", {}, {}, "size"),
+    ],
+)
+def test_silos_count_by_their_size_unless_a_paper_or_a_shuffler_asks_for_more(name, trust, changes, privacy, weights):
+    tree = case("dp-gd" if name == "auto" else name, trust, **changes).model_dump(exclude_unset=True)
+    tree["algorithm"] = {"name": "auto"} if name == "auto" else tree["algorithm"]
+    tree["privacy"] |= privacy
+    found = resolved(parse_config(tree), FACTS)
+    assert found.algorithm.weights == weights
+    share = np.array(FACTS.sizes) / sum(FACTS.sizes) if weights == "size" else np.full(3, 1 / 3)
+    np.testing.assert_allclose(settled_facts(found, FACTS).weights, share)
+    assert resolved(found, FACTS).algorithm.weights == weights  # what a plan says is taken as it is
+
+
 def test_trusted_noise_does_not_count_on_absent_silos():
     """With some silos absent the average weighs others more: nobody is promised more than the nominal noise."""
     plan = planned("dp-gd", "trusted", participation=2)
@@ -111,7 +140,8 @@ def test_a_run_without_a_target_has_no_noise():
 )
 def test_local_noise_takes_what_shared_noise_leaves(name, trust):
     """Shared noise serves the silo that needs most of it: the others may spend the rest on their own steps."""
-    plan, alone = planned(name, trust), planned(name, "untrusted")
+    weights = "size" if trust == "shuffled" else "equal"
+    plan, alone = (planned(name, each, weights=weights) for each in (trust, "untrusted"))
     epsilons = [plan.epsilon(i) for i in range(3)]
     assert epsilons == pytest.approx([EPSILON] * 3, rel=1e-4) and max(epsilons) <= EPSILON
     less = np.array(plan.multipliers["local"]) < 0.999 * np.array(alone.multipliers["local"])

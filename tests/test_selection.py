@@ -25,7 +25,7 @@ from tests.conftest import made_data
 
 
 def config(trust="untrusted", **sweep):
-    tree = case("dp-gd", trust, rounds=3).model_dump(exclude_unset=True)
+    tree = case("dp-gd", trust, rounds=3, weights="equal").model_dump(exclude_unset=True)
     settings = {"grid": {"algorithm.step_size": [0.1, 0.5]}, "select": "test_accuracy", "private_trials": 3.0}
     return parse_config(tree | {"sweep": settings | sweep})
 
@@ -99,7 +99,7 @@ def test_refuses_what_is_not_covered(changes, named):
 
 def costs(trust: str, rounds: list[int], **privacy):
     """The price of choosing between numbers of rounds, and what each silo would pay for each of them alone."""
-    tree = case("dp-gd", trust, rounds=3).model_dump(exclude_unset=True)
+    tree = case("dp-gd", trust, rounds=3, weights="equal").model_dump(exclude_unset=True)
     tree["privacy"] = {"trust": trust, "delta": 1e-4} | privacy
     settings = {"grid": {"algorithm.rounds": rounds}, "select": "test_accuracy", "private_trials": 3.0}
     base, data, trials = parse_config(tree | {"sweep": settings}), made_data(), Trials(3.0)

@@ -43,7 +43,7 @@ def ran(name: str, rounds: int, *, data: FederatedData = DATA, **options: Any) -
     trust = options.pop("trust", "untrusted")
     tree = {
         "privacy": {"trust": trust},
-        "algorithm": {"name": name, "rounds": rounds, "step_size": ETA, "clip": CLIP} | options,
+        "algorithm": {"name": name, "rounds": rounds, "step_size": ETA, "clip": CLIP, "weights": "equal"} | options,
         "run": {"seed": SEED, "every": rounds},
     }
     prepared = prepare(parse_config(tree), data)
@@ -321,7 +321,7 @@ def test_a_regulariser_outside_is_not_clipped():
     tree = {
         "model": {"kind": "logistic", "regulariser": strength, "initial": "normal"},
         "privacy": {"trust": "untrusted"},
-        "algorithm": {"name": "dp-gd", "rounds": 1, "step_size": 0.1, "clip": CLIP},
+        "algorithm": {"name": "dp-gd", "rounds": 1, "step_size": 0.1, "clip": CLIP, "weights": "equal"},
         "run": {"seed": SEED},
     }
     prepared = prepare(parse_config(tree), DATA)

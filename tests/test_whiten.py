@@ -202,7 +202,7 @@ def test_a_run_without_its_first_stage_is_not_settled():
 def test_the_noise_that_the_map_counts_with_is_that_of_the_average():
     plan = make_plan(case(), Facts((60, 35, 45), ("a", "b", "c"), ("float32[5]", "int32[]")))
     stds = plan.std_over_clip("moment")
-    assert plan.std_of_average("moment") == pytest.approx(np.linalg.norm(stds / 3))
+    assert plan.std_of_average("moment") == pytest.approx(np.linalg.norm(stds * plan.training.facts.weights))
     trusted = make_plan(case(privacy={"epsilon": 4.0, "trust": "trusted"}), plan.facts)
     assert trusted.std_of_average("moment") == pytest.approx(trusted.std_over_clip("moment")[0])
     diagonal = make_plan(case(whiten={"moment": "diagonal"}), plan.facts).at("whiten")

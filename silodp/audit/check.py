@@ -115,7 +115,7 @@ def check_compressor(name: str, options: dict[str, Any]) -> Iterator[Finding]:
 
 
 def check_randomizer(name: str, options: dict[str, Any]) -> Iterator[Finding]:
-    yield from checked_run({"name": "dp-gd", "clip": 1.0, "randomizer": name, "weights": "size"} | options, "shuffled")
+    yield from checked_run({"name": "dp-gd", "clip": 1.0, "randomizer": name} | options, "shuffled")
 
 
 CHECKS: dict[str, Callable[[str, dict[str, Any]], Iterator[Finding]]] = {
@@ -127,8 +127,7 @@ CHECKS: dict[str, Callable[[str, dict[str, Any]], Iterator[Finding]]] = {
 
 
 def config_of(options: dict[str, Any], trust: str, own: dict[str, Any]) -> Any:
-    by_size = registry.find("channel", trust).weighs_by_size and "batch" not in options
-    algorithm = {"rounds": ROUNDS, "step_size": 0.3} | ({"weights": "size"} if by_size else {}) | options
+    algorithm = {"rounds": ROUNDS, "step_size": 0.3} | options
     privacy = {"trust": trust, "epsilon": 4.0, "delta": 1e-4} | own
     run = {"every": 2, "seed": 3, "mode": "messages", "test_seed": True}
     return parse_config({"privacy": privacy, "algorithm": algorithm, "run": run})

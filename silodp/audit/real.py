@@ -192,7 +192,7 @@ def batches_row() -> Row:
     changes from round to round, unless it is always the same batch. Few messages are randomised at this epsilon."""
     half = np.repeat([0, 1], BATCH).astype(np.int32)
     silos = [SiloData(f"silo {i}", np.full((2 * BATCH, 1), 1e3, np.float32), half) for i in range(2)]
-    algorithm = {"name": "dp-sgd", "rounds": BATCH_ROUNDS, "step_size": STILL, "batch": BATCH, "weights": "equal"}
+    algorithm = {"name": "dp-sgd", "rounds": BATCH_ROUNDS, "step_size": STILL, "batch": BATCH}
     prepared = prepared_for(algorithm | {"randomizer": "duchi"}, "shuffled", silos, 10 * EPSILON)
     eps0 = 1 / float(prepared.plan.spent(0)[0].multiplier)
     means = np.concatenate(answers(prepared).means) * math.tanh(eps0 / 2)  # of +1 and -1, wrong ones among them

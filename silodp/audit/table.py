@@ -283,8 +283,6 @@ def small_run(case: Case, seed: int) -> Config:
     """The algorithm's example, with batches and messages that suit so many records and parameters."""
     entry = find(case.name)
     options: dict[str, Any] = {"name": case.name, "rounds": ROUNDS, "step_size": STEP_SIZE} | dict(entry.example)
-    if registry.find("channel", case.trust).weighs_by_size:
-        options["weights"] = "equal" if "batch" in options else "size"  # all messages count alike
     if case.form.per_record:
         options |= {key: BATCH for key in ("batch", "batch_local", "batch_first") if key in options}
     else:

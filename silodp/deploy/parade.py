@@ -34,7 +34,7 @@ OPTIONS = {"name": "spider", "rounds": 10, "step_size": 2.0, "clip": 1.0, "clip_
 CONFIG = {"privacy": {"epsilon": 2.0, "delta": 1e-5}, "algorithm": OPTIONS}
 SHUFFLED = {
     "privacy": {"epsilon": 2.0, "delta": 1e-5, "trust": "shuffled"},
-    "algorithm": OPTIONS | {"randomizer": "privunit", "weights": "size"},
+    "algorithm": OPTIONS | {"randomizer": "privunit"},
 }
 PATIENCE = 120.0
 

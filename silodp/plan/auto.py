@@ -92,7 +92,6 @@ def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]
         "rounds": ROUNDS,
         "average": AVERAGE,
         "step_size": recipe.step,
-        "weights": "size",
         "optimiser": OPTIMISER,
         **sums_of(config, facts),
     }
@@ -157,7 +156,7 @@ def whole(config: Config, noise: Callable[[Config], float]) -> float:
     """The noise on the average gradient, in clip norms, of the whole budget in one release."""
     if not config.privacy.private:
         return 0.0
-    options = {"name": AUTO_IS, "step_size": 1.0, "weights": "size"}
+    options = {"name": AUTO_IS, "step_size": 1.0}
     return noise(single_release(config, options | SUMMED.get(config.privacy.trust, {})))
 
 

@@ -39,7 +39,6 @@ def network_tree(config: Config, facts: Facts, std: float) -> dict[str, Any]:
         "rounds": rounds,
         "batch": batch_of(facts),
         "step_size": path_of(nu) / rounds / CLIP,
-        "weights": "size",
         "average": AVERAGE,
     }
     if config.privacy.private:

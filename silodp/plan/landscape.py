@@ -110,7 +110,7 @@ def has_one_noise(trust: str) -> bool:
 
 def nu(config: Config, trust: str, sizes: tuple[int, ...], parameters: int, epsilon: float) -> float | None:
     """None where the trust model has no such plan."""
-    options = {"name": registry.AUTO_IS, "rounds": 1, "clip": 1.0, "step_size": 1.0, "weights": "size"}
+    options = {"name": registry.AUTO_IS, "rounds": 1, "clip": 1.0, "step_size": 1.0}
     tree = {
         "privacy": {"epsilon": epsilon, "delta": config.privacy.asked_delta, "trust": trust},
         "algorithm": options | SUMMED.get(trust, {}),

@@ -20,7 +20,7 @@ from silodp.plan import auto
 from silodp.plan.auto import chosen_config, explained
 from silodp.plan.calibrate import TRAINING, Noise, Part, noise_of, noise_of_all, stream_shares
 from silodp.plan.claim import printed_noise
-from silodp.plan.parts import built, channel_of, parts_of, settled_facts
+from silodp.plan.parts import asks_theorem, built, channel_of, parts_of, settled_facts, weights_of
 from silodp.plan.plan import Plan, stages_of
 from silodp.privacy import accountant
 from silodp.registry import AUTO
@@ -52,11 +52,12 @@ def refuse_uncounted(plan: Plan) -> None:
 
 
 def resolved(config: Config, facts: Facts) -> Config:
-    """The config without `auto`, and with the number that its delta is."""
+    """The config without `auto`, with the number that its delta is and with the weights of silos."""
     config = with_delta(config, facts)
-    if config.algorithm.name != AUTO:
-        return config
-    return chosen_config(config, facts, noise_among(facts))
+    if config.algorithm.name == AUTO:
+        config = chosen_config(config, facts, noise_among(facts))
+    weighed = config.algorithm.model_copy(update={"weights": weights_of(config)})
+    return config.model_copy(update={"algorithm": weighed})
 
 
 def noise_among(facts: Facts) -> Callable[[Config], float]:
@@ -147,8 +148,7 @@ def within_budget(config: Config, facts: Facts) -> Config:
 def choose(config: Config, facts: Facts) -> dict[str, Any]:
     """The options that the theorem of the config's algorithm chooses: {} when nobody asks it."""
     options, entry = config.algorithm, find(config.algorithm.name)
-    told = bool(entry.asked_by) and all(getattr(options, name) is not None for name in entry.asked_by)
-    if not (options.theory or (told and facts.parameters is not None)):
+    if not asks_theorem(options) or (facts.parameters is None and not options.theory):
         return {}
     if entry.theory is None:
         raise ConfigError(f"algorithm.theory = true: no theorem is known for {options.name}; leave it out")

@@ -7,6 +7,7 @@ the stages before the training make of a record.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from silodp import registry
 from silodp.algorithms import find
 from silodp.algorithms.entry import Entry
 from silodp.channels import Channel, Wishes
-from silodp.config import Config
+from silodp.config import AlgorithmConfig, Config
 from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.facts import Facts, limits
@@ -116,7 +117,7 @@ def check_batches(algorithm: Algorithm, facts: Facts, rounds: int) -> None:
 def settled_facts(config: Config, facts: Facts) -> Facts:
     """The facts with what the config says about rounds, weights, who takes part and what is held out."""
     options, facts = config.algorithm, divided_facts(config, facts)
-    share = np.asarray(facts.sizes, np.float64) if options.weights == "size" else np.ones(facts.silos)
+    share = np.asarray(facts.sizes, np.float64) if weights_of(config) == "size" else np.ones(facts.silos)
     return replace(
         facts,
         weights=tuple((share / share.sum()).tolist()),
@@ -126,6 +127,23 @@ def settled_facts(config: Config, facts: Facts) -> Facts:
         scheduled=options.schedule == "fixed" and options.participation is not None,
         same_silos=getattr(options, find(options.name).same_silos or "", None) or 1,
     )
+
+
+def weights_of(config: Config) -> Literal["equal", "size"]:
+    """How silos count. Where nothing is said: a record counts alike in every silo, but papers and fixed numbers of
+    messages ask for silos that do."""
+    options, privacy = config.algorithm, config.privacy
+    if options.weights is not None:
+        return options.weights
+    of_a_paper = asks_theorem(options) or privacy.calibration == "paper"
+    alike = options.batch is not None and registry.find("channel", privacy.trust).weighs_by_size
+    return "equal" if of_a_paper or alike else "size"
+
+
+def asks_theorem(options: AlgorithmConfig) -> bool:
+    """Whether the algorithm's theorem chooses what is left out: when it is told to, or has all that it needs."""
+    needed = find(options.name).asked_by
+    return options.theory or (bool(needed) and all(getattr(options, name) is not None for name in needed))
 
 
 def divided_facts(config: Config, facts: Facts) -> Facts:

@@ -37,6 +37,7 @@ HistoryColumn = Literal[
     "bits_up", "bits_down", "record_gradients", "test_error",
 ]  # fmt: skip
 Values = dict[str, Any]  # dotted keys of a config
+AS_IN_PAPERS = {"weights": "equal"}  # their objective is the mean over silos, whatever their sizes
 
 
 class Metric(Section):
@@ -345,7 +346,8 @@ class Unit:
         return changed(experiment.config, changes)
 
     def config(self, level: int, changes: Values | None = None) -> Config:
-        return parse_config(changed(self.tree(level), changes or {}))
+        tree = changed(self.tree(level), changes or {})
+        return parse_config(tree | {"algorithm": AS_IN_PAPERS | tree["algorithm"]})
 
     @property
     def fingerprint(self) -> str:
