@@ -219,6 +219,8 @@ def test_silos_of_one_nursery_are_processes_of_their_own():
         for each in (unheard.told, unheard.stdout, unheard.stdin):  # it ends, and nobody asks how
             each.close()
         with SiloProcess(nursery=nursery) as last:
+            with pytest.raises(Refused, match="no plan yet"):  # by now it has let go of what only the nursery may hold
+                heard(last.ask(encode({"kind": "account"}, {})))
             nursery.process.kill()
             nursery.process.wait()
             life = os.pidfd_open(last.process.pid)
