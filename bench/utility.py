@@ -62,7 +62,7 @@ STAGES = (FIRST, LATER, [DEFAULTS])  # all tasks have one before any has the nex
 METHODS = [method for stage in STAGES for method in stage]
 # No more splits of small tasks, of what is dear. A method is compared with `auto` on the splits that both have.
 DEAR = {*FAMILIES, "opacus", "diffprivlib", "dp-ebm", DEFAULTS}
-DOUBTFUL = 12  # splits, at least, of `auto` and of what is ahead of it by more than the target
+DOUBTFUL = 24  # splits, at least, of `auto` and of what is ahead of it by more than the target
 
 
 def knots_of(made: Split, epsilon: float, trust: str) -> int:
@@ -90,7 +90,9 @@ def auto(
 
 def other_knots(made: Split, cells: list[Cell], seed: int) -> list[Any]:
     each = [
-        k for k in (0, *sorted(recipe.KNOTS)) if made.features(k) <= MOST_FEATURES and (k == 0 or made.numbers.any())
+        k
+        for k in (0, *sorted(recipe.CLASSES.knots))
+        if made.features(k) <= MOST_FEATURES and (k == 0 or made.numbers.any())
     ]
     return np.stack([np.ravel(auto(made, cells, seed, knots=k)) for k in each], axis=1).tolist()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.families import DEFAULTS, FAMILIES, MOST_ROUNDS, PRESCRIBED, prescribed_under
 from bench.tasks import TASKS
-from silodp.plan.auto import KNOTS
+from silodp.plan.auto import CLASSES
 
 HERE = Path(__file__).parent
 KEPT, PAGE = HERE / "utility.json", HERE.parent / "docs" / "utility.md"
@@ -23,7 +23,7 @@ CONSTANTS, OTHER_KNOTS = "auto, other constants", "auto, other knots"  # not riv
 FACTORS = ((0.5, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, 2.0))  # of steps and clip norms, beside those of `auto`
 VARIANTS = {
     CONSTANTS: [f"steps x {step:g}" if clip == 1 else f"clip norms x {clip:g}" for step, clip in FACTORS],
-    OTHER_KNOTS: ["no broken lines", *(f"{knots} knots" for knots in sorted(KNOTS))],
+    OTHER_KNOTS: ["no broken lines", *(f"{knots} knots" for knots in sorted(CLASSES.knots))],
 }  # in the order of their settings; of knots those come last that a task may not have
 Key = tuple[str, str, str, str]  # task, epsilon, trust, method
 Cells = dict[Key, dict[int, np.ndarray]]  # by split: what every setting reached

@@ -467,6 +467,12 @@ def test_broken_lines_want_little_noise_and_records_for_each_feature():
     assert knots(RECORDS_FOR_PIECES * 8 * 3, 3, 1e4) == 9
     found = [knots(10_000, 10, epsilon) for epsilon in (0.01, 0.1, 8.0)]  # noise decides
     assert found == [0, 3, 9]
+    config = parse_config(config.model_dump(exclude_unset=True) | {"model": {"kind": "mlp"}})
+    assert knots(10_000, 10) == 0  # a network bends by itself
+    config = parse_config(config.model_dump(exclude_unset=True) | {"model": {"kind": "linear"}})
+    between = next(epsilon for epsilon in np.geomspace(8.0, 0.1, 60) if knots(10_000, 10, epsilon) < 9)
+    config = parse_config(config.model_dump(exclude_unset=True) | {"model": {"kind": "logistic"}})
+    assert knots(10_000, 10, between) == 9  # classes bear more noise in a moment
 
 
 def test_directions_that_noise_does_not_hide_are_no_longer_than_one():

@@ -42,11 +42,6 @@ MOST_FEATURES = 2000  # of a full moment: beyond, its numbers are too many to co
 SHARE = 0.05  # of mu^2, for the second moment
 NOISE_OF_STEPS, SHORTEST = 0.13, 1.25  # the most that steps are lengthened by, times nu; but no less than this
 RIDGE = 15.0  # divided by the number of records: directions that are shorter say little about more than these records
-# Numbers become broken lines (an additive model) of the most knots whose features have a moment that is no dearer than
-# stands here. Where noise is larger, the best number of knots is smaller; ring, which no straight line can tell apart,
-# gains .14 by three knots at 10, where satimage gains .01 and spambase loses nothing. Of tasks that are nearly straight
-# (vietnam) or have noisy labels (trains) more bends than these cost up to .03.
-KNOTS = {9: 2.0, 5: 3.0, 3: 12.0}
 RECORDS_FOR_PIECES = 20  # for each feature, at least
 RECORDS_WITHOUT_NOISE = 100  # the same where no noise keeps the lines straight
 # P_vec rounds each number to a grid: what this adds to a sum's sensitivity is 2 sqrt(numbers) / levels of it.
@@ -63,13 +58,17 @@ class Recipe:
     noise: float  # above this nu the clip norm falls,
     power: float  # with this power of it
     luck: float  # what records by themselves are worth in noise, divided by how many there are
+    # Numbers become broken lines (an additive model) of the most knots whose features have a moment that is no dearer
+    # than stands here. Where noise is larger, the best number of knots is smaller. Classes can gain very much from few
+    # knots (ring, which no straight line can tell apart, .14 at 10); numbers that are nearly straight lose by many.
+    knots: Mapping[int, float]
 
     def clip_at(self, nu: float) -> float:
         return self.clip * min(1.0, (self.noise / nu) ** self.power)
 
 
-CLASSES = Recipe(16.0, 0.25, 0.01, 0.4, 2.5)
-SQUARES = Recipe(0.5, 5.5, 0.003, 2 / 3, 4.0)  # of loss r^2
+CLASSES = Recipe(16.0, 0.25, 0.01, 0.4, 2.5, {9: 2.0, 5: 3.0, 3: 12.0})
+SQUARES = Recipe(0.5, 5.5, 0.003, 2 / 3, 4.0, {9: 1.0, 5: 2.0, 3: 12.0})  # of loss r^2
 RECIPES = {
     "logistic": CLASSES,
     "softmax": CLASSES,
@@ -122,7 +121,7 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     section = config.whiten or WhitenConfig()
     given, clip_norm = "moment" in section.model_fields_set, section.clip
     features = features_of(facts)
-    lines = lines_reason(features, sum(facts.sizes), std, clip_norm)
+    lines = lines_reason(recipe, features, sum(facts.sizes), std, clip_norm)
     ridge = [ridge_reason(sum(facts.sizes))] if features <= MOST_FEATURES and section.ridge is None else []
     moment = [] if given else [moment_reason(features, std, clip_norm), *ridge, lines]
     steps = f"steps grow with the whitened directions, at most {longest_steps(nu):.3g} times: noise grows with them"
@@ -140,14 +139,15 @@ def ridge_reason(records: int) -> str:
     return f"directions of mean squares below {RIDGE / records:.2g} stay short: {records} records say little of them"
 
 
-def lines_reason(features: int, records: int, std: float, clip: float) -> str:
+def lines_reason(recipe: Recipe, features: int, records: int, std: float, clip: float) -> str:
     """Of numbers alone: a schema says which features are numbers, and the estimators ask it."""
     in_pieces = lambda knots: (knots - 1) * features
-    knots = paying_knots(in_pieces, records, std, clip)
-    fewest = knots or min(KNOTS)
+    knots = paying_knots(recipe, in_pieces, records, std, clip)
+    fewest = knots or min(recipe.knots)
     count = in_pieces(fewest)
     noise = f"a second moment of all knots has noise of {dear(count, std, clip):.2g} times its mean eigenvalue"
-    why = f"{noise} (limit {KNOTS[fewest]:g}), with {records / count:.3g} records for each (limit {RECORDS_FOR_PIECES})"
+    limits = recipe.knots[fewest], RECORDS_FOR_PIECES
+    why = f"{noise} (limit {limits[0]:g}), with {records / count:.3g} records for each (limit {limits[1]})"
     verdict = f"broken lines of {knots} knots pay" if knots else "broken lines do not pay"
     return f"{verdict}, were all features numbers: {why}"
 
@@ -165,14 +165,16 @@ def knots_that_pay(
 ) -> int:
     """Of the broken lines that numbers become; 0 where they do not. features(knots): how many there would be."""
     check_recipe(config)
-    records = sum(facts.sizes)
+    if is_network(config):
+        return 0  # which bends by itself
+    recipe, records = RECIPES[config.model.kind], sum(facts.sizes)
     if not config.privacy.private:
-        return next((knots for knots in KNOTS if records >= RECORDS_WITHOUT_NOISE * features(knots)), 0)
-    return paying_knots(features, records, whole(config, noise), (config.whiten or WhitenConfig()).clip)
+        return next((knots for knots in recipe.knots if records >= RECORDS_WITHOUT_NOISE * features(knots)), 0)
+    return paying_knots(recipe, features, records, whole(config, noise), (config.whiten or WhitenConfig()).clip)
 
 
-def paying_knots(features: Callable[[int], int], records: int, std: float, clip: float) -> int:
-    for knots, dearest in KNOTS.items():
+def paying_knots(recipe: Recipe, features: Callable[[int], int], records: int, std: float, clip: float) -> int:
+    for knots, dearest in recipe.knots.items():
         count = features(knots)
         if dear(count, std, clip) <= dearest and records >= RECORDS_FOR_PIECES * count:
             return knots
@@ -214,7 +216,8 @@ def sums_of(config: Config, facts: Facts) -> dict[str, Any]:
 
 def single_release(config: Config, options: Mapping[str, Any]) -> Config:
     """The whole budget in one gradient, and in nothing before it."""
-    tree = tree_of(config, {**options, "clip": 1.0, "rounds": 1})
+    weights = {} if config.algorithm.weights is None else {"weights": config.algorithm.weights}
+    tree = tree_of(config, {**options, **weights, "clip": 1.0, "rounds": 1})
     return parse_config({key: value for key, value in tree.items() if key not in ("scale", "whiten", "intercepts")})
 
 
