@@ -347,7 +347,8 @@ class AlgorithmConfig(OpenSection):
     weights: Literal["equal", "size"] | None = Field(
         default=None,
         description="equal or size: weights of silos in the objective; size when left out, but equal where a paper's "
-        "theorem or noise is asked for, and where every silo sends a shuffler as many messages (batch)",
+        "theorem or noise is asked for (theory, calibration) or a silo is protected as a whole (unit = user); under a "
+        "shuffler size, and equal with batch",
     )
     average: PositiveInt | str | dict[str, str | float] | None = Field(
         default=None,

@@ -19,10 +19,10 @@ class ConfigError(ValueError):
 
 
 class Inadmissible(ConfigError):
-    """A paper's own conditions exclude every noise level here."""
+    """A paper's own conditions exclude every noise level, or what is asked for."""
 
     def __init__(self, reasons: tuple[str, ...]):
-        super().__init__(f"privacy.calibration = 'paper': no eps0 is admissible: {'; '.join(reasons)}")
+        super().__init__(f"privacy.calibration = 'paper': no noise is admissible: {'; '.join(reasons)}")
         self.reasons = reasons
 
 

@@ -43,7 +43,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
             `silodp.algorithms.Spider(...)` and the like give.
         model: logistic for two classes and softmax for more when left out; or a kind, a dict of the model section, a
             `silodp.Model`.
-        weights: of the silos: by their "size", or "equal".
+        weights: of the silos: by their "size", or "equal". None: by size, unless the algorithm asks for others.
         held_out: part of every silo's records that is not trained on, for a private look at the model in `report_`;
             "auto": a tenth where that look is accurate to 0.02, else none; None: none.
         class_weight: how much records of a class count, as {label: weight}, known beforehand; others count 1. The
@@ -90,7 +90,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):
         trust: str = "untrusted",
         algorithm: AlgorithmConfig | Mapping[str, Any] | str = "auto",
         model: Model | ModelConfig | Mapping[str, Any] | str | None = None,
-        weights: Literal["size", "equal"] = "size",
+        weights: Literal["size", "equal"] | None = None,
         held_out: float | str | None = "auto",
         class_weight: Mapping[Any, float] | None = None,
         largest_weight: float = 1.0,
@@ -247,7 +247,7 @@ class SiloRegressor(RegressorMixin, SiloEstimator):
         trust: str = "untrusted",
         algorithm: AlgorithmConfig | Mapping[str, Any] | str = "auto",
         model: Model | ModelConfig | Mapping[str, Any] | str | None = None,
-        weights: Literal["size", "equal"] = "size",
+        weights: Literal["size", "equal"] | None = None,
         held_out: float | str | None = "auto",
         largest_weight: float = 1.0,
         target_range: Sequence[float] | None = None,

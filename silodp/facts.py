@@ -104,6 +104,11 @@ class Facts:
     def everyone(self) -> bool:
         return self.answering == self.silos
 
+    @property
+    def alike(self) -> bool:
+        """Whether silos have one weight."""
+        return min(self.weights) == max(self.weights)
+
     def present(self, round: int) -> list[int]:
         """The silos of a round, by the public seed."""
         if self.everyone:

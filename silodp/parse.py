@@ -165,12 +165,18 @@ def suggestion(location: tuple[int | str, ...]) -> str:
     return f"{meant}; known: {', '.join(names)}"
 
 
+FILLED_BY_AUTO = ("algorithm", "model", "whiten")  # sections
+
+
 def to_toml(config: Config) -> str:
     """The whole config as TOML, defaults too: it means the same under a version with other defaults."""
     # Rounds that the theorem is to choose are no default: they are left out, so that it chooses again.
     chosen = {"rounds"} if config.algorithm.theory else set()
     left_out = {"algorithm": chosen - config.algorithm.model_fields_set}
     tree = config.model_dump(exclude_none=True, exclude=left_out)
+    if config.algorithm.name == registry.AUTO:  # takes what is said for the user's choice: defaults here are no choices
+        said = config.model_dump(exclude_unset=True, exclude_none=True)
+        tree |= {name: said.get(name, {}) for name in FILLED_BY_AUTO if name in tree}
     filled = {name: {k: v for k, v in section.items() if v not in ([], {})} for name, section in tree.items()}
     sections = [
         f"[{name}]\n" + "".join(f"{key} = {toml_literal(value)}\n" for key, value in section.items())

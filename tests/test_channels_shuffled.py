@@ -196,7 +196,7 @@ def test_the_papers_conditions_admit_no_level_and_say_why(tmp_path):
     assert (paper["admissible"], paper["true_epsilon"], paper["claimed_epsilon"]) == (False, None, 1.6)
     assert any("sampling rate 1 is above 0.1" in reason for reason in paper["reasons"])
     assert any("eps0 <= -11.4" in reason for reason in paper["reasons"])
-    with pytest.raises(ConfigError, match=r"no eps0 is admissible.*Lemma A.8 needs eps0 >= 1"):
+    with pytest.raises(ConfigError, match=r"no noise is admissible.*Lemma A.8 needs eps0 >= 1"):
         account(with_values(config, {"privacy.calibration": "paper"}))
     draw_curves(config, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 0

@@ -260,7 +260,7 @@ def asked(**options: Any) -> silodp.Config:
 
 def test_every_choice_reaches_the_config():
     plain = asked(random_state=5)
-    assert (plain.algorithm.name, plain.model.kind, plain.algorithm.weights) == ("auto", "logistic", "size")
+    assert (plain.algorithm.name, plain.model.kind, plain.algorithm.weights) == ("auto", "logistic", None)
     assert (plain.privacy.epsilon, plain.privacy.delta, plain.run.seed) == (1.0, 1e-6, 5)
     assert plain.whiten is not None and isinstance(plain.whiten.scale, list)
     assert plain.whiten.scale[0] == pytest.approx((1 / 9 + 1 + 1 + 1 / 3 + 0.5) ** -0.5)

@@ -96,6 +96,32 @@ def test_what_on_round_raises_stops_the_run_and_resume_goes_on(last, tmp_path):
     assert rounds == ([0, 0, 2, 4, 6] if last == 0 else [0, 2, 4, 6])  # a start without a checkpoint starts again
 
 
+@pytest.mark.parametrize("model", [{}, {"kind": "mlp", "hidden": [3]}])
+def test_a_run_of_auto_that_was_stopped_goes_on_and_can_be_repeated(model, tmp_path):
+    """What `auto` found left to it must still be left to it in the run's own config."""
+    asked = {"privacy": {"epsilon": 4.0, "delta": 1e-4}, "model": model, "algorithm": {"name": "auto"}}
+    asked |= {"run": {"every": 2}}
+    whole = train(asked, data=DATA, out=tmp_path / "whole")
+
+    def stop(x, row):
+        if row["round"] >= 4:
+            raise Enough
+
+    with pytest.raises(Enough):
+        train(asked, data=DATA, out=tmp_path / "stopped", on_round=stop)
+    assert resume(tmp_path / "stopped", data=DATA).history == whole.history
+    again = train(str(tmp_path / "whole" / "config.toml"), data=DATA, out=tmp_path / "again")
+    assert again.history == whole.history
+
+
+def test_a_runs_config_says_how_silos_count(tmp_path):
+    """A run that goes on under other rules for what is left out is still the same run."""
+    kept = lambda run: (run.directory / "config.toml").read_text(encoding="utf-8")
+    assert 'weights = "size"' in kept(train(tree(), data=DATA, out=tmp_path / "size"))
+    whole = tree(privacy={"unit": "user"})
+    assert 'weights = "equal"' in kept(train(whole, data=DATA, out=tmp_path / "equal"))
+
+
 def test_a_run_that_kept_no_trajectory_says_how_to_keep_one(tmp_path):
     run = train(tree(), data=DATA, out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"set run\.trajectory = true"):

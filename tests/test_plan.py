@@ -20,6 +20,7 @@ from silodp.config import Config, PrivacyConfig
 from silodp.errors import ConfigError
 from silodp.facts import Facts, Stream, turns
 from silodp.parse import parse_config
+from silodp.plan.account import account
 from silodp.plan.calibrate import Part, noise_of
 from silodp.plan.make import make_plan, resolved
 from silodp.plan.parts import settled_facts
@@ -86,7 +87,7 @@ def test_trusted_noise_serves_the_worst_silo(weights, worst):
     np.testing.assert_allclose(plan.std_over_clip("value"), needed * moves)
 
 
-BOUNDS = {"smoothness": 0.1, "gradient_bound": 1.0, "diameter": 5.0}  # all that the theorem of mu2 asks for
+BOUNDS = {"smoothness": 0.1, "gradient_bound": 1.0, "diameter": 5.0}
 
 
 @pytest.mark.parametrize(
@@ -95,10 +96,12 @@ BOUNDS = {"smoothness": 0.1, "gradient_bound": 1.0, "diameter": 5.0}  # all that
         ("dp-gd", "untrusted", {}, {}, "size"),
         ("dp-sgd", "trusted", {}, {}, "size"),
         ("mu2", "untrusted", {}, {}, "size"),
-        ("mu2", "untrusted", BOUNDS, {}, "equal"),
-        ("mu2", "untrusted", BOUNDS | {"weights": "size"}, {}, "size"),
+        ("mu2", "untrusted", BOUNDS | {"theory": True}, {}, "equal"),
+        ("mu2", "untrusted", BOUNDS | {"theory": True, "weights": "size"}, {}, "size"),
         ("spider", "untrusted", {}, {"calibration": "paper"}, "equal"),
+        ("dp-gd", "trusted", {}, {"unit": "user"}, "equal"),  # a silo's weight is what it can move
         ("dp-gd", "shuffled", {}, {}, "size"),
+        ("dp-gd", "shuffled", {}, {"calibration": "paper"}, "size"),
         ("dp-sgd", "shuffled", {"sampling": "fixed"}, {}, "equal"),  # as many messages from every silo
         ("auto", "trusted", {}, {}, "size"),
     ],
@@ -112,6 +115,43 @@ def test_silos_count_by_their_size_unless_a_paper_or_a_shuffler_asks_for_more(na
     share = np.array(FACTS.sizes) / sum(FACTS.sizes) if weights == "size" else np.full(3, 1 / 3)
     np.testing.assert_allclose(settled_facts(found, FACTS).weights, share)
     assert resolved(found, FACTS).algorithm.weights == weights  # what a plan says is taken as it is
+
+
+def test_a_papers_noise_is_judged_with_the_papers_weights():
+    """Of a run by size its claim would be somebody else's."""
+    options = {"name": "dp-sgd", "rounds": 20, "batch": 5, "sampling": "fixed", "step_size": 0.1, "clip": 1.0}
+    tree = {"data": {"sizes": [400, 100, 50]}, "privacy": {"trust": "trusted", "epsilon": 2.0}, "algorithm": options}
+    printed = tree | {"privacy": tree["privacy"] | {"calibration": "paper"}}
+    beside, alone = account(tree)["paper"], account(printed)["paper"]
+    assert beside["true_epsilon"] == pytest.approx(alone["true_epsilon"])
+    by_size = {"algorithm": options | {"weights": "size"}}
+    assert account(tree | by_size)["paper"]["reasons"] == [
+        "papers weigh silos alike, whatever their sizes; leave algorithm.weights out"
+    ]
+    with pytest.raises(ConfigError, match=r"calibration = 'paper': .* papers weigh silos alike"):
+        account(printed | by_size)
+
+
+@pytest.mark.parametrize("given", [{"diameter": 4.0}, {"prox": {"kind": "ball", "radius": 2.0}}])
+def test_an_account_counts_silos_as_the_run_does(given):
+    """Numbers that an account may do without, and puts in itself, do not ask for a theorem."""
+    options = {
+        "name": "mu2",
+        "rounds": 5,
+        "step_size": 0.1,
+        "clip": 1.0,
+        "smoothness": 0.1,
+        "gradient_bound": 1.0,
+    } | given
+    tree = {"data": {"sizes": [400, 100, 50]}, "privacy": {"trust": "trusted", "epsilon": 2.0}, "algorithm": options}
+    run = make_plan(parse_config(tree), Facts((400, 100, 50), ("a", "b", "c"), parameters=6))
+    assert [silo["epsilon"] for silo in account(tree)["silos"]] == pytest.approx([run.epsilon(i) for i in range(3)])
+
+
+def test_a_trust_model_that_is_no_channel_is_refused():
+    tree = {"privacy": {"epsilon": 1.0, "trust": "silodp.sampling:Full"}, "algorithm": {"name": "dp-sgd", "batch": 4}}
+    with pytest.raises(ConfigError, match=r"is no subclass of silodp\.Channel"):
+        make_plan(parse_config(tree), FACTS)
 
 
 def test_trusted_noise_does_not_count_on_absent_silos():

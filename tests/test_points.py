@@ -28,9 +28,9 @@ from tests.conftest import made_data
 FACTS = Facts((40, 40, 40), ("a", "b", "c"), parameters=6)
 
 
-def planned(name: str, privacy: dict[str, Any], calibration: str | None = None, **options: Any) -> Plan:
+def planned(name: str, privacy: dict[str, Any], **options: Any) -> Plan:
     given = {"name": name, "step_size": 0.1, "clip": 1.0} | options
-    return make_plan(parse_config({"privacy": privacy, "algorithm": given}), FACTS, calibration)
+    return make_plan(parse_config({"privacy": privacy, "algorithm": given}), FACTS)
 
 
 def test_the_difference_at_an_anchor_is_not_charged():
@@ -72,8 +72,8 @@ def test_values_and_differences_may_have_batches_of_their_own():
 )  # fmt: skip
 def test_the_sums_printed_noise_is_taken_and_judged(name, options, called):
     """P_vec is called with the (epsilon, delta) of the algorithms' lines; what that really gives is said beside it."""
-    privacy = {"trust": "shuffled", "epsilon": 2.0, "delta": 1e-5}
-    plan = planned(name, privacy, "paper", weights="size", **options)
+    privacy = {"trust": "shuffled", "epsilon": 2.0, "delta": 1e-5, "calibration": "paper"}
+    plan = planned(name, privacy, **options)
     for stream, (epsilon, delta) in called.items():
         assert plan.multipliers[stream][0] == pytest.approx(1 / gaussian.mu_of(epsilon, delta), rel=1e-6)
     if name == "sdp-prox-sgd":

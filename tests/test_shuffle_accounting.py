@@ -235,7 +235,7 @@ def psgm_case(target: float, silos: int, records: int, rounds: int, batch: int |
 
 
 def refused_by_the_paper(case: Case) -> tuple[str, ...]:
-    with pytest.raises(Inadmissible, match="no eps0 is admissible") as none:
+    with pytest.raises(Inadmissible, match="no noise is admissible") as none:
         printed_level(case)
     return none.value.reasons
 

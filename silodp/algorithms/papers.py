@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from silodp.algorithms.entry import Case
+from silodp.errors import Inadmissible
 from silodp.facts import limits
 from silodp.later import Later
 from silodp.privacy import gaussian
@@ -104,9 +105,7 @@ def bvr_noise(case: Case) -> dict[str, float]:
     K, batch = options.local_steps or 1, options.batch_local or case.records
     rate = batch / case.records
     if 0.05 < rate < 1:
-        raise ValueError(
-            f"calibration = 'paper': Lemma B.7 says nothing for a sampling rate of {rate:.3g} (above 1/20)"
-        )
+        raise Inadmissible((f"Lemma B.7 says nothing for a sampling rate of {rate:.3g} (above 1/20)",))
     visits = math.ceil(options.rounds / case.silos)
     local = bvr_local(case, K * visits, rate, share=1 - 1 / 3 - 1 / 3)
     return diff2_noise(case, (3.0, 3.0)) | ({"local": local} if K > 1 else {})

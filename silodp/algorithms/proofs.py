@@ -60,8 +60,7 @@ def usual(entry: Entry, c: Choice) -> Iterable[Condition]:
     compressor = getattr(c.channel, "compressor", None)
     yield "one target for all silos", lambda _: not c.privacy.silo_targets
     yield "plain steps", lambda _: options.optimiser is None and options.step_decay is None
-    weights = facts.weights
-    alike = max(weights) <= min(weights) * NEAR or c.channel.weighs_by_size
+    alike = facts.alike or c.channel.weighs_by_size
     yield "silos weigh alike", lambda _: alike
     if entry.any_prox:
         yield "any prox", lambda _: True

@@ -57,7 +57,8 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
         own, section = weighted(own, counted, has_weight(data.silos[0].targets)), {}
     else:
         section = plain_section(kind, "kind") | ({} if counted is None else {"class_weights": counted})
-    algorithm = {"weights": estimator.weights} | plain_section(estimator.algorithm, "name")
+    weights = {} if estimator.weights is None else {"weights": estimator.weights}
+    algorithm = weights | plain_section(estimator.algorithm, "name")
     config = config_from(
         algorithm=algorithm, channel=estimator.trust, epsilon=estimator.epsilon, delta=delta, model=section,
         seed=seed_of(estimator.random_state),

@@ -51,7 +51,7 @@ class SiloEstimator(BaseEstimator):
     trust: str
     algorithm: AlgorithmConfig | Mapping[str, Any] | str
     model: Model | ModelConfig | Mapping[str, Any] | str | None
-    weights: str
+    weights: str | None
     held_out: float | str | None
     largest_weight: float
     random_state: Any

@@ -20,7 +20,7 @@ from silodp.parse import parse_config
 from silodp.plan.advice import warn_of_run
 from silodp.plan.certificate import release_line
 from silodp.plan.claim import claim_of
-from silodp.plan.make import choose, make_plan, with_delta, with_options
+from silodp.plan.make import choose, make_plan, resolved, with_delta, with_options
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked, facts_of
 from silodp.plan.parts import settled_facts
 from silodp.plan.plan import Plan
@@ -86,13 +86,13 @@ def no_noise_note(plan: Plan) -> dict[str, str]:
     return {"note": "no noise is needed: a record is in a release with less probability than delta"}
 
 
-def planned(config: Config, calibration: str | None = None) -> Plan:
+def planned(config: Config) -> Plan:
     if not config.privacy.private:
         raise ConfigError("privacy.epsilon is missing: give a target (epsilon or gdp), or privacy.multipliers")
     facts = known_facts(config)
-    config = with_delta(config, facts)
+    config = resolved(config, facts)
     chosen = choose(config, settled_facts(config, facts))
-    plan = make_plan(with_placeholders(with_options(config, chosen)), facts, calibration)
+    plan = make_plan(with_placeholders(with_options(config, chosen)), facts)
     return replace(plan, chosen=chosen)
 
 
@@ -152,7 +152,7 @@ def paper_row(config: Config) -> dict[str, Any] | None:
     if claim is None:
         return None
     try:
-        plan = planned(config, "paper")
+        plan = planned(as_printed(config))
     except Inadmissible as none:
         return {
             "formula": claim.formula,
@@ -166,13 +166,18 @@ def paper_row(config: Config) -> dict[str, Any] | None:
     return claim.verdict(epsilons[worst]) | {"admissible": True, "releases": release_rows(plan, worst)}
 
 
+def as_printed(config: Config) -> Config:
+    """The run that the paper calibrates: with its own weights, where none are given."""
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update={"calibration": "paper"})})
+
+
 def draw_curves(config: Config, path: Path) -> None:
     """delta(epsilon) of the worst silo, exact and as the paper calibrates."""
     lines = {}
     plans = {config.privacy.calibration: planned(config)}
     if claim_of(config) is not None:
         with suppress(Inadmissible):
-            plans["paper"] = planned(config, "paper")
+            plans["paper"] = planned(as_printed(config))
     for label, plan in plans.items():
         worst = int(np.argmax([plan.epsilon(i) for i in range(plan.facts.silos)]))
         epsilons = np.linspace(0.0, 2 * plan.epsilon(worst), 41)[1:]

@@ -13,14 +13,14 @@ from silodp.algorithms.entry import Entry
 from silodp.algorithms.theory import Choice
 from silodp.channels import Channel
 from silodp.config import Config
-from silodp.errors import ConfigError
+from silodp.errors import ConfigError, Inadmissible
 from silodp.facts import Facts
 from silodp.parse import parse_config
 from silodp.plan import auto
 from silodp.plan.auto import chosen_config, explained
 from silodp.plan.calibrate import TRAINING, Noise, Part, noise_of, noise_of_all, stream_shares
 from silodp.plan.claim import printed_noise
-from silodp.plan.parts import asks_theorem, built, channel_of, parts_of, settled_facts, weights_of
+from silodp.plan.parts import built, channel_of, parts_of, settled_facts, with_weights
 from silodp.plan.plan import Plan, stages_of
 from silodp.privacy import accountant
 from silodp.registry import AUTO
@@ -28,12 +28,12 @@ from silodp.registry import AUTO
 GUESSES = 30  # of the step size, where the split of the budget and the step depend on each other
 
 
-def make_plan(config: Config, facts: Facts, calibration: str | None = None) -> Plan:
+def make_plan(config: Config, facts: Facts) -> Plan:
     """Check, let the theorem choose, keep the budget, calibrate. `facts` may know the data and the parameters only."""
     config = resolved(config, facts)
     chosen = choose(config, settled_facts(config, facts))
     config = within_budget(with_options(config, chosen), facts)
-    plan = replace(calibrated_plan(config, facts, calibration), chosen=chosen)
+    plan = replace(calibrated_plan(config, facts), chosen=chosen)
     refuse_uncounted(plan)
     return plan
 
@@ -56,14 +56,13 @@ def resolved(config: Config, facts: Facts) -> Config:
     config = with_delta(config, facts)
     if config.algorithm.name == AUTO:
         config = chosen_config(config, facts, noise_among(facts))
-    weighed = config.algorithm.model_copy(update={"weights": weights_of(config)})
-    return config.model_copy(update={"algorithm": weighed})
+    return with_weights(config)
 
 
 def noise_among(facts: Facts) -> Callable[[Config], float]:
     """Of a config: the std of the noise on the average gradient, in clip norms."""
     known = facts if facts.parameters else replace(facts, parameters=auto.features_of(facts) + 1)
-    return lambda trial: calibrated_plan(trial, known).std_of_average("value")
+    return lambda trial: calibrated_plan(with_weights(trial), known).std_of_average("value")
 
 
 def reasons(config: Config, facts: Facts) -> list[str]:
@@ -85,7 +84,7 @@ def with_delta(config: Config, facts: Facts) -> Config:
     return config.model_copy(update={"privacy": privacy})
 
 
-def calibrated_plan(config: Config, facts: Facts, calibration: str | None = None) -> Plan:
+def calibrated_plan(config: Config, facts: Facts) -> Plan:
     """The plan of a config that leaves nothing to choose."""
     facts = settled_facts(config, facts)
     entry, channel, algorithm = built(config, facts)
@@ -95,21 +94,22 @@ def calibrated_plan(config: Config, facts: Facts, calibration: str | None = None
         training = next(part for part in parts if part.name == TRAINING)
         if not any(stream.count for own in training.declared.streams for stream in own):
             raise ConfigError(f"algorithm.name = {config.algorithm.name!r}: asks for records but declares no release")
-        noise = calibrated_noise(config, facts, entry, channel, parts, calibration)
+        noise = calibrated_noise(config, facts, entry, channel, parts)
     return Plan(config, facts, entry, algorithm, channel, stages_of(parts, noise))
 
 
 def calibrated_noise(
-    config: Config, facts: Facts, entry: Entry, channel: Channel, parts: Sequence[Part], calibration: str | None
+    config: Config, facts: Facts, entry: Entry, channel: Channel, parts: Sequence[Part]
 ) -> list[Noise]:
     """The noise; what the accountant refuses is the config's privacy section's mistake."""
     try:
-        paper = (calibration or config.privacy.calibration) == "paper"
-        if not paper:
+        if config.privacy.calibration != "paper":
             return noise_of_all(parts, channel, config.privacy)
         if len(parts) > 1:
             other = next(part.name for part in parts if part.name != TRAINING)
             raise ConfigError(f"{other}: no paper prints its noise; leave calibration = 'paper' out")
+        if not (facts.alike or channel.weighs_by_size):
+            raise Inadmissible(("papers weigh silos alike, whatever their sizes; leave algorithm.weights out",))
         return noise_of(parts, channel, config.privacy, printed_noise(config, facts, entry))
     except ConfigError:
         raise
@@ -148,7 +148,8 @@ def within_budget(config: Config, facts: Facts) -> Config:
 def choose(config: Config, facts: Facts) -> dict[str, Any]:
     """The options that the theorem of the config's algorithm chooses: {} when nobody asks it."""
     options, entry = config.algorithm, find(config.algorithm.name)
-    if not asks_theorem(options) or (facts.parameters is None and not options.theory):
+    told = bool(entry.asked_by) and all(getattr(options, name) is not None for name in entry.asked_by)
+    if not (options.theory or (told and facts.parameters is not None)):
         return {}
     if entry.theory is None:
         raise ConfigError(f"algorithm.theory = true: no theorem is known for {options.name}; leave it out")

@@ -15,7 +15,7 @@ from silodp import registry
 from silodp.algorithms import find
 from silodp.algorithms.entry import Entry
 from silodp.channels import Channel, Wishes
-from silodp.config import AlgorithmConfig, Config
+from silodp.config import Config
 from silodp.core import Algorithm
 from silodp.errors import ConfigError
 from silodp.facts import Facts, limits
@@ -130,20 +130,20 @@ def settled_facts(config: Config, facts: Facts) -> Facts:
 
 
 def weights_of(config: Config) -> Literal["equal", "size"]:
-    """How silos count. Where nothing is said: a record counts alike in every silo, but papers and fixed numbers of
-    messages ask for silos that do."""
+    """How silos count. Where nothing is said: a record counts alike in every silo, unless papers, or users of whom each
+    is a silo, ask for silos that do. Messages to a shuffler count alike: so do silos when all send as many."""
     options, privacy = config.algorithm, config.privacy
     if options.weights is not None:
         return options.weights
-    of_a_paper = asks_theorem(options) or privacy.calibration == "paper"
-    alike = options.batch is not None and registry.find("channel", privacy.trust).weighs_by_size
-    return "equal" if of_a_paper or alike else "size"
+    if getattr(registry.find("channel", privacy.trust), "weighs_by_size", False):
+        return "size" if options.batch is None else "equal"
+    return "equal" if options.theory or privacy.calibration == "paper" or privacy.unit == "user" else "size"
 
 
-def asks_theorem(options: AlgorithmConfig) -> bool:
-    """Whether the algorithm's theorem chooses what is left out: when it is told to, or has all that it needs."""
-    needed = find(options.name).asked_by
-    return options.theory or (bool(needed) and all(getattr(options, name) is not None for name in needed))
+def with_weights(config: Config) -> Config:
+    """The config with the weights that it leaves out."""
+    weighed = config.algorithm.model_copy(update={"weights": weights_of(config)})
+    return config.model_copy(update={"algorithm": weighed})
 
 
 def divided_facts(config: Config, facts: Facts) -> Facts:

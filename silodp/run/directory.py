@@ -35,6 +35,7 @@ from silodp.config import Config
 from silodp.deploy.files import checksum, held, private_files, replacing, write_whole
 from silodp.errors import ConfigError
 from silodp.parse import load_config, to_toml
+from silodp.registry import AUTO
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -62,7 +63,7 @@ class RunDirectory:
         refuse_existing(run.path)
         with private_files():
             run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            run.write_text("config.toml", to_toml(config))
+            run.write_text("config.toml", to_toml(settled(config)))
         return run
 
     def held(self) -> AbstractContextManager[None]:
@@ -234,6 +235,14 @@ def load_model(path: Path | str, params_like: PyTree, which: str = "last") -> Py
     """
     arrays = load_file(Path(path))
     return rebuilt(params_like, [arrays[which + name] for name, _ in named_leaves(params_like)])
+
+
+def settled(config: Config) -> Config:
+    """As it is kept: a rule for weights that changes must not change a run that goes on. Points of a sweep, and what
+    `auto` chooses, follow the rule each for itself."""
+    from silodp.plan.parts import with_weights
+
+    return config if config.sweep.grid or config.algorithm.name == AUTO else with_weights(config)
 
 
 def is_resumable(path: Path) -> bool:
