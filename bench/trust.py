@@ -73,11 +73,9 @@ def utility(seeds: int = 5) -> None:
     for name, seed in itertools.product(UTILITY, range(seeds)):
         cells = lambda label: [f"{name}|{epsilon:g}|{label}|{seed}" for epsilon in EPSILONS]  # noqa: B023
         left = [label for label in kept if not found.keys() >= set(cells(label))]
-        data = split(TASKS[name], seed).data if left else None
         for label in left:
-            assert data is not None
             asked = [({"epsilon": epsilon} | kept[label], seed) for epsilon in EPSILONS]
-            found |= zip(cells(label), whole_runs(TASKS[name].kind, data, asked), strict=True)
+            found |= zip(cells(label), whole_runs(split(TASKS[name], seed), asked), strict=True)
             KEPT.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
     print("| task | epsilon | " + " | ".join(kept) + " |\n" + "|---" * (len(kept) + 2) + "|")
     for name, epsilon in itertools.product(UTILITY, EPSILONS):

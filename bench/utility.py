@@ -31,7 +31,6 @@ from bench.tasks import LONGEST, SMALL, TASKS, TINY, Split, Task, split
 from bench.utility_page import CONSTANTS, FACTORS, KEPT, OTHER_KNOTS, too_far_ahead, write_page
 from silodp import cache
 from silodp.cluster import Place, place_of, spread
-from silodp.data import FederatedData
 from silodp.data.numbers import bends
 from silodp.parse import parse_config
 from silodp.plan import auto as recipe
@@ -65,10 +64,10 @@ DEAR = {*FAMILIES, "opacus", "diffprivlib", "dp-ebm", DEFAULTS}
 DOUBTFUL = 24  # splits, at least, of `auto` and of what is ahead of it by more than the target
 
 
-def knots_of(made: Split, epsilon: float, trust: str) -> int:
+def knots_of(made: Split, **privacy: Any) -> int:
     """What the estimators do: broken lines where `auto` says that they pay."""
-    privacy = {"epsilon": epsilon, "delta": DELTA, "trust": trust}
-    tree = {"model": {"kind": made.kind}, "privacy": privacy, "algorithm": {"name": "auto"}, "whiten": WHITEN}
+    told = {"delta": DELTA} | privacy
+    tree = {"model": {"kind": made.kind}, "privacy": told, "algorithm": {"name": "auto"}, "whiten": WHITEN}
     return knots_that_pay(parse_config(tree), ground_of(made).facts(), made.features)
 
 
@@ -76,7 +75,7 @@ def auto(
     made: Split, cells: list[Cell], seed: int, factors: Any = ((1.0, 1.0),), knots: int | None = None
 ) -> list[Any]:
     """A row for each cell; cells with the same features are trained together."""
-    chosen = [knots_of(made, *cell) if knots is None else knots for cell in cells]
+    chosen = [knots_of(made, epsilon=e, trust=t) if knots is None else knots for e, t in cells]
     found: dict[Cell, Any] = {}
     for each in sorted(set(chosen)):
         own = [cell for cell, k in zip(cells, chosen, strict=True) if k == each]
@@ -242,16 +241,19 @@ def checked(name: str, kept: Kept) -> None:
         key = f"{name}|{epsilon:g}|{trust}|check|0"
         if key in kept.found:
             continue
-        data = made.in_pieces(knots_of(made, epsilon, trust)).data
         asked = [({"epsilon": epsilon, "trust": trust}, seed) for seed in range(3)]
-        kept.keep({key: float(np.mean(whole_runs(made.kind, data, asked)))})
+        kept.keep({key: float(np.mean(whole_runs(made, asked)))})
 
 
-def whole_runs(kind: str, data: FederatedData, asked: list[tuple[dict[str, Any], int]]) -> list[float]:
+def whole_runs(made: Split, asked: list[tuple[dict[str, Any], int]]) -> list[float]:
     """Accuracy, or R^2, that `auto` reaches through the whole library, for each privacy section and seed."""
-    tree = {"model": {"kind": kind}, "algorithm": {"name": "auto"}, "whiten": WHITEN}
+    tree = {"model": {"kind": made.kind}, "algorithm": {"name": "auto"}, "whiten": WHITEN}
     told = [{"privacy": {"delta": DELTA} | privacy, "run": {"seed": seed, "every": 20}} for privacy, seed in asked]
-    return run_scores(kind, data, [tree | each for each in told])
+    knots, found = np.array([knots_of(made, **privacy) for privacy, _ in asked]), np.zeros(len(asked))
+    for each in np.unique(knots):
+        own = np.flatnonzero(knots == each)
+        found[own] = run_scores(made.kind, made.in_pieces(int(each)).data, [tree | told[i] for i in own])
+    return found.tolist()
 
 
 def main() -> None:
@@ -301,10 +303,18 @@ def measure(jobs: list[dict[str, Any]], kept: Kept, place: Place | None) -> None
             measured(**job, kept=kept)
         return
     known = known_by_job(kept.found)
-    told = [json.dumps(job | {"known": known.get((job["name"], job["method"], job["seed"]), {})}) for job in jobs]
-    for _, text in spread(JOB, told, place):
+    of = lambda job: known.get((job["name"], job["method"], job["seed"]), {})
+    together = [{"jobs": each, "known": {k: v for job in each for k, v in of(job).items()}} for each in batches(jobs)]
+    for _, text in spread(JOB, list(map(json.dumps, together)), place):
         if rows := json.loads(text):
             kept.keep(rows)
+
+
+def batches(jobs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Splits of a task that follow one another go to one worker: plans and programs of a task are most of the work."""
+    for _, alike in itertools.groupby(jobs, lambda job: (job["name"], job["method"])):
+        each = list(alike)
+        yield from (each[i : i + SPLITS] for i in range(0, len(each), SPLITS))
 
 
 def known_by_job(found: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]:
@@ -319,10 +329,12 @@ def known_by_job(found: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, 
 def jobs_of(
     names: list[str], methods: list[str], seeds: int | None, epsilons: tuple[float, ...]
 ) -> Iterator[dict[str, Any]]:
-    """A stopped run has all tasks: first five splits of what counts most, then all else, then more of small tasks."""
+    """A stopped run has all tasks: first five splits of what counts most, then all else, then more of small tasks.
+
+    Each time one split of all tasks comes first; others follow task by task."""
     stage = {method: i for i, stage in enumerate(STAGES) for method in stage}
     asked = [
-        (seed >= SPLITS, stage[method], seed, name, method)
+        (seed >= SPLITS, stage[method], seed > 0, seed, name, method)
         for name, method in itertools.product(names, methods)
         for seed in range(splits_of(TASKS[name].times, method) if seeds is None else seeds)
     ]
@@ -335,10 +347,9 @@ def doubtful_jobs(names: list[str], found: dict[str, Any]) -> Iterator[dict[str,
     pairs = {(name, method) for name, method in too_far_ahead(found) if name in names}
     each = sorted(pairs | {(name, "auto") for name, _ in pairs})
     wanted = {name: max(DOUBTFUL, splits_of(TASKS[name].times, "auto")) for name, _ in each}
-    for seed in range(max(wanted.values(), default=0)):
-        for name, method in each:
-            if seed < wanted[name]:
-                yield {"name": name, "seed": seed, "method": method, "epsilons": EPSILONS}
+    for name, method in each:
+        for seed in range(wanted[name]):
+            yield {"name": name, "seed": seed, "method": method, "epsilons": EPSILONS}
 
 
 def splits_of(times: int, method: str) -> int:
@@ -347,12 +358,13 @@ def splits_of(times: int, method: str) -> int:
 
 
 def run_job(text: str) -> str:
-    """In a worker: one method on one split of one task; what it adds to what is known."""
+    """In a worker: one method on some splits of one task; what it adds to what is known."""
     cache.keep_programs()
-    job = json.loads(text)
-    known = job.pop("known")
+    told = json.loads(text)
+    known = told["known"]
     found = Found(dict(known))
-    measured(**job | {"epsilons": tuple(job["epsilons"])}, kept=found)
+    for job in told["jobs"]:
+        measured(**job | {"epsilons": tuple(job["epsilons"])}, kept=found)
     return json.dumps({key: value for key, value in found.found.items() if key not in known}, default=float)
 
 

@@ -160,6 +160,15 @@ def test_a_stopped_run_has_all_tasks_and_what_counts_most():
     assert (splits("magic", "spider"), splits("wbcd", "spider")) == (5, 5)
 
 
+def test_splits_of_a_task_go_to_one_worker_and_none_is_lost():
+    jobs = list(utility.jobs_of(["wbcd", "magic"], ["auto", "spider"], None, (1.0,)))
+    together = list(utility.batches(jobs))
+    assert [job for each in together for job in each] == jobs
+    assert all(len({(job["name"], job["method"]) for job in each}) == 1 for each in together)
+    count = [len(each) for each in together]
+    assert max(count) == utility.SPLITS and len(count) == 4 + 4 + 55 // 5  # first splits, the next four, wbcd's others
+
+
 def test_small_tasks_are_those_of_few_records():
     there = {name: len(task.read()[0]) for name, task in TASKS.items() if "bunch" in task.read.__qualname__}
     assert there.keys() >= {"wbcd", "digits", "wine", "diabetes"}
