@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Compiling takes a third of the time. What is computed is the same, but for the order of roundings. A program is
 # compiled in one piece: pieces cost a fifth more, and as many processes as cores leave nobody to share them with.
@@ -33,3 +34,19 @@ def share_of_cores(processes: int) -> dict[str, str]:
     """For the environment of each of so many processes that compute side by side: together they have a thread for each
     core. A number that the user has set stays."""
     return {THREADS: os.environ.get(THREADS, str(max(1, cores() // processes)))}
+
+
+MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")  # of Linux
+
+
+def make_room() -> None:
+    """JAX keeps all that a process has compiled, some 230 maps of memory for a fit, and Linux gives a process 65,530:
+    the 280th fit would end it. When half of them are taken, programs are forgotten; who needs one compiles it again."""
+    if not (MAPS.exists() and MOST_MAPS.exists()):
+        return
+    with MAPS.open("rb") as lines:
+        taken = sum(1 for _ in lines)
+    if taken > int(MOST_MAPS.read_text()) // 2:
+        import jax  # this module is read before JAX is
+
+        jax.clear_caches()

@@ -8,14 +8,16 @@ import sys
 import zlib
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from silodp import cache, registry
+from silodp import cache, compiler, registry, train
 from silodp.compiler import THREADS
 from silodp.config import AlgorithmConfig, Config
 from silodp.privacy import accountant
 from silodp.privacy.kinds import Poisson, Releases
+from tests.conftest import made_data
 
 ROOT = Path(registry.__file__).resolve().parents[1]
 CONFIG = """
@@ -169,3 +171,17 @@ def test_programs_for_another_number_of_threads_are_kept_apart(monkeypatch):
     assert cache.programs() == "programs"
     monkeypatch.setenv(THREADS, "1")
     assert cache.programs() == "programs-1"
+
+
+@pytest.mark.skipif(not compiler.MAPS.exists(), reason="Linux counts maps of memory")
+def test_programs_are_forgotten_before_a_process_has_no_room_for_more(monkeypatch, tmp_path):
+    forgotten = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: forgotten.append(True))
+    config = {"privacy": {"epsilon": 2.0}, "algorithm": {"name": "dp-gd", "rounds": 1, "step_size": 0.1, "clip": 1.0}}
+    train(config, data=made_data())
+    assert not forgotten
+    taken = len(compiler.MAPS.read_bytes().splitlines())
+    monkeypatch.setattr(compiler, "MOST_MAPS", tmp_path / "limit")
+    (tmp_path / "limit").write_text(f"{taken}\n")
+    train(config, data=made_data())
+    assert forgotten

@@ -17,6 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
+from silodp.compiler import make_room
 from silodp.config import Config
 from silodp.data import FederatedData, read_data
 from silodp.data.types import SiloData
@@ -65,6 +66,7 @@ class Ground:
         model: Model | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> Ground:
+        make_room()
         own = named_metrics(metrics)
         data = data if data is not None else read_data(config.data)
         facts = facts_of(data)
