@@ -28,7 +28,7 @@ from bench.averages import DELTA, auto_setting, others, plain_setting, scores
 from bench.families import DEFAULTS, FAMILIES, Cell, ground_of, run_scores
 from bench.rivals import central, linear_model, trees
 from bench.tasks import LONGEST, SMALL, TASKS, TINY, Split, Task, split
-from bench.utility_page import CONSTANTS, FACTORS, KEPT, OTHER_KNOTS, too_far_ahead, write_page
+from bench.utility_page import CONSTANTS, FACTORS, KEPT, OTHER_KNOTS, VARIANTS, too_far_ahead, write_page
 from silodp import cache
 from silodp.cluster import Place, place_of, spread
 from silodp.data.numbers import bends
@@ -354,6 +354,8 @@ def doubtful_jobs(names: list[str], found: dict[str, Any]) -> Iterator[dict[str,
 
 def splits_of(times: int, method: str) -> int:
     """Of a task that has so many times as many splits as others."""
+    if method in VARIANTS:
+        return 1
     return SPLITS if method in DEAR else SPLITS * times
 
 

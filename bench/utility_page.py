@@ -371,8 +371,8 @@ luck here, though it is.
 
 What `auto` would reach with steps or clip norms half or twice as long, and with other broken lines, whatever these
 cost: the median over tasks of what each is ahead of `auto`, and in brackets of how many tasks it is ahead, and behind,
-by more than .02. With one or two splits of a task most of these are luck. They do not count in the regret, which
-compares methods. If the best of them counted as well, chosen on the few splits that it has, {counted}.
+by more than .02. With one split of a task most of these are luck. They do not count in the regret, which compares
+methods. If the best of them counted as well, chosen on the split that it has, {counted}.
 
 {variants}
 
