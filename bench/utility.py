@@ -60,7 +60,7 @@ LATER = [*FAMILIES, CONSTANTS, OTHER_KNOTS, "opacus", "diffprivlib", "dp-ebm"]
 STAGES = (FIRST, LATER, [DEFAULTS])  # all tasks have one before any has the next
 METHODS = [method for stage in STAGES for method in stage]
 # No more splits of small tasks, of what is dear. A method is compared with `auto` on the splits that both have.
-DEAR = {*FAMILIES, "opacus", "diffprivlib", "dp-ebm", DEFAULTS}
+DEAR = {*FAMILIES, "local", "opacus", "diffprivlib", "dp-ebm", DEFAULTS}
 DOUBTFUL = 24  # splits, at least, of `auto` and of what is ahead of it by more than the target
 
 
