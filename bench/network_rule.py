@@ -3,7 +3,8 @@
 A twin of dp-sgd on an mlp, outside of the library (whose noise it takes): a grid would be too dear within. Silos are
 alike and of equal size, so that the average over them is that over all records; trust and epsilon say how much noise is
 on it. Every task has every combination of rounds, path, clip norm and output. The rule was chosen on CHOSEN_ON; other
-tasks had no say in it. Figures are accuracies on test records, kept in bench/network_rule.json as they are measured.
+tasks had no say in it. Figures are accuracies, or R^2, on test records, kept in bench/network_rule.json as they are
+measured. Tasks of numbers are those of bench.utility, scaled as an estimator's ranges would.
 """
 
 from __future__ import annotations
@@ -13,29 +14,33 @@ import itertools
 import json
 import math
 import os
+import pathlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.tasks import TASKS as TABLES
+from bench.tasks import split
 from silodp.data import load_data
 from silodp.facts import Facts
 from silodp.models import ACTIVATIONS
 from silodp.networks import between
 from silodp.parse import parse_config
-from silodp.plan.auto_networks import CLIP, RATE, path_of, rounds_of
+from silodp.plan.auto_networks import CLIP, CROSS_ENTROPY, RATE, SQUARED, Path, rounds_of
 from silodp.plan.make import make_plan
 
-KEPT = Path(__file__).parent / "network_rule.json"
+KEPT = pathlib.Path(__file__).parent / "network_rule.json"
 SILOS, DELTA = 10, 1e-5
 CELLS = tuple(itertools.product(("trusted", "untrusted"), (1.0, 3.0)))
 ROUNDS, CLIPS = (30, 100, 300), (0.1, 0.5)
-PATHS = (12.5, 25.0, 50.0, 100.0, 200.0, 400.0, 800.0)  # rounds * step: parameters get no further from their start
+# rounds * step: parameters get no further from their start
+PATHS = (12.5, 25.0, 50.0, 100.0, 200.0, 400.0, 800.0)
+SHORT_PATHS = (3.0, 6.0, 12.5, 25.0, 50.0, 100.0, 200.0)  # of squared losses
 OUTPUTS = ("last iterate", "running mean", "mean of the last half")
 RUNNING = 1  # what `auto` takes
 TASKS: dict[str, dict[str, Any]] = {
@@ -50,7 +55,16 @@ TOLD = {
     "a9a": "32,561 records, 123 columns of 0 and 1 (4,000 parameters).",
     "cifar10": "10,000 images by `hog-colour` (31,000 parameters).",
 }
-CHOSEN_ON = ("covtype", "mnist")
+NUMBERS = {  # to predict
+    "california": (16_512, 8),
+    "computers": (5008, 9),
+    "wages": (3332, 11),
+    "food": (19_177, 5),
+    "star": (4599, 11),
+}
+FEATURE, TARGET = 0.5, 0.3  # their deviations
+CHOSEN_ON = ("covtype", "mnist", "california", "computers", "wages")
+EVERY = (*TASKS, *NUMBERS)
 Params = dict[str, jax.Array]
 Records = tuple[jax.Array, jax.Array]
 Point = tuple[str, float, float, float]  # trust, epsilon, clip norm, path
@@ -65,6 +79,7 @@ class Network:
     start: float | None = None  # deviation of a normal start; None: uniform in +-1/sqrt(fan-in), as in the library
     width: int = 32
     rate: float = RATE
+    squared: bool = False  # the loss; else cross-entropy
 
     def begin(self, key: jax.Array, inputs: int, outputs: int) -> Params:
         shapes = {"w1": (inputs, self.width), "b1": (self.width,), "w2": (self.width, outputs), "b2": (outputs,)}
@@ -85,7 +100,7 @@ class Network:
 
         def loss(probes: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             z, h = self.scores(p, x, probes)
-            return -jnp.sum(jax.nn.log_softmax(z) * y), h
+            return jnp.sum((z - y) ** 2) if self.squared else -jnp.sum(jax.nn.log_softmax(z) * y), h
 
         (d1, d2), h = jax.grad(loss, has_aux=True)((jnp.zeros((len(x), self.width)), jnp.zeros(y.shape)))
         square = lambda a: jnp.sum(a * a, axis=1)
@@ -144,13 +159,26 @@ def trained(net: Network, rounds: int, key: jax.Array, records: Records, setting
 
 
 @partial(jax.jit, static_argnums=0)
-def accuracies(net: Network, params: Params, x: jax.Array, labels: jax.Array) -> jax.Array:
-    return jax.lax.map(lambda p: jnp.mean(jnp.argmax(net.scores(p, x)[0], axis=1) == labels), params)
+def figures(net: Network, params: Params, x: jax.Array, truth: jax.Array) -> jax.Array:
+    """Accuracies, or R^2."""
+
+    def figure(p: Params) -> jax.Array:
+        z = net.scores(p, x)[0]
+        if net.squared:
+            return 1 - jnp.mean((z[:, 0] - truth) ** 2) / jnp.var(truth)
+        return jnp.mean(jnp.argmax(z, axis=1) == truth)
+
+    return jax.lax.map(figure, params)
 
 
 @cache
 def loaded(task: str) -> tuple[Records, Records]:
-    """Training records with their classes as indicators, and test records with their labels."""
+    """Training records with numbers or their classes as indicators, and test records with numbers or labels."""
+    if task in NUMBERS:
+        made = split(TABLES[task], 0)
+        unit = FEATURE * math.sqrt(made.train[0].shape[1])
+        (x, y), (tested, truth) = made.train, made.test
+        return (jnp.asarray(unit * x), TARGET * jnp.asarray(y)[:, None]), (jnp.asarray(unit * tested), TARGET * truth)
     data = load_data(**TASKS[task], silos=1)
     assert data.test is not None
     (silo,) = data.silos
@@ -160,18 +188,23 @@ def loaded(task: str) -> tuple[Records, Records]:
 
 
 def measured(task: str, net: Network, rounds: int, seed: int, points: Sequence[Point]) -> np.ndarray:
-    """Accuracies by output and point."""
+    """Figures by output and point."""
     train, (tested, labels) = loaded(task)
     size = len(train[0]) // SILOS
     rows = [(planned(trust, eps, rounds, net.rate, size), clip, path / rounds) for trust, eps, clip, path in points]
     settings = dict(zip(("std", "clip", "step"), jnp.asarray(rows, jnp.float32).T, strict=True))
     made = trained(net, rounds, jax.random.key(seed), train, settings)
-    return np.array([accuracies(net, output, tested, labels) for output in made])
+    return np.array([figures(net, output, tested, labels) for output in made])
 
 
 # --- what is measured ------------------------------------------------------------------------------------------
 
-GRID: list[Point] = [(*cell, clip, path) for cell, clip, path in itertools.product(CELLS, CLIPS, PATHS)]
+
+def grid_of(task: str) -> list[Point]:
+    paths = SHORT_PATHS if task in NUMBERS else PATHS
+    return [(*cell, clip, path) for cell, clip, path in itertools.product(CELLS, CLIPS, paths)]
+
+
 PART_ROUNDS = 100
 PART_CELLS = (("trusted", 3.0), ("untrusted", 1.0))
 PART_POINTS: list[Point] = [(*cell, CLIP, path) for cell, path in itertools.product(PART_CELLS, PATHS[3:])]
@@ -190,21 +223,26 @@ PARTS = {
 def rule_of(task: str) -> dict[int, list[Point]]:
     """What `auto` takes: the cells' points, by rounds."""
     (x, y), _ = loaded(task)
+    path: Path = SQUARED if task in NUMBERS else CROSS_ENTROPY
     parameters = (x.shape[1] + 1) * RECIPE.width + (RECIPE.width + 1) * y.shape[1]
     points: dict[int, list[Point]] = {}
     for cell in CELLS:
         nu = math.sqrt(parameters) * planned(*cell, 1, 1.0, len(x) // SILOS)
-        points.setdefault(rounds_of(nu), []).append((*cell, CLIP, path_of(nu)))
+        rounds = rounds_of(nu)
+        points.setdefault(rounds, []).append((*cell, CLIP, min(path.at(nu), path.step * rounds)))
     return points
 
 
 def asked(task: str, seeds: int) -> Iterator[tuple[str, Network, int, int, list[Point]]]:
     """Key, network, rounds, seed and points of everything that is measured for a task."""
+    recipe = replace(RECIPE, squared=task in NUMBERS)
     for rounds, points in rule_of(task).items():
         cells = " and ".join(cell_name(trust, epsilon) for trust, epsilon, *_ in points)
-        yield from ((f"{task}|rule: {cells}|{seed}", RECIPE, rounds, seed, points) for seed in range(seeds))
+        yield from ((f"{task}|rule: {cells}|{seed}", recipe, rounds, seed, points) for seed in range(seeds))
     for rounds in ROUNDS:
-        yield from ((f"{task}|grid of {rounds}|{seed}", RECIPE, rounds, seed, GRID) for seed in range(seeds))
+        yield from ((f"{task}|grid of {rounds}|{seed}", recipe, rounds, seed, grid_of(task)) for seed in range(seeds))
+    if task in NUMBERS:
+        return
     for part, (net, rounds) in PARTS.items():
         yield from ((f"{task}|{part}|{seed}", net, rounds, seed, PART_POINTS) for seed in range(seeds))
 
@@ -235,7 +273,7 @@ def seeds_of(task: str, what: str, found: dict[str, Any]) -> np.ndarray:
 
 def tables() -> str:
     found = kept()
-    return "\n\n".join(text for task in TASKS for text in (rule_table(task, found), part_table(task, found)) if text)
+    return "\n\n".join(text for task in EVERY for text in (rule_table(task, found), part_table(task, found)) if text)
 
 
 def rule_table(task: str, found: dict[str, Any]) -> str:
@@ -245,8 +283,8 @@ def rule_table(task: str, found: dict[str, Any]) -> str:
         return ""
     said = "the rule was chosen on this task" if task in CHOSEN_ON else "this task had no say in the rule"
     head = ["| | `auto` | best of the grid | that is |", "|---|---|---|---|"]
-    rows = [rule_row(cell, i, rules[cell], grids) for i, cell in enumerate(CELLS)]
-    return "\n".join([f"### {task}, mlp: {said}", "", f"{TOLD[task]} Seeds: {len(rules[CELLS[0]])}.", "", *head, *rows])
+    rows = [rule_row(cell, i, rules[cell], grids, grid_of(task)) for i, cell in enumerate(CELLS)]
+    return "\n".join([f"### {task}, mlp: {said}", "", f"{told(task)} Seeds: {len(rules[CELLS[0]])}.", "", *head, *rows])
 
 
 def rule_figures(task: str, cell: str, found: dict[str, Any]) -> np.ndarray:
@@ -256,12 +294,21 @@ def rule_figures(task: str, cell: str, found: dict[str, Any]) -> np.ndarray:
     return np.array([found[key][RUNNING][names.index(cell)] for key, names in cells.items() if cell in names])
 
 
-def rule_row(cell: tuple[str, float], i: int, rule: np.ndarray, grids: dict[int, np.ndarray]) -> str:
-    own = slice(i * len(GRID) // len(CELLS), (i + 1) * len(GRID) // len(CELLS))
+def told(task: str) -> str:
+    if task not in NUMBERS:
+        return TOLD[task]
+    records, columns = NUMBERS[task]
+    return f"R^2, on the first split of [the page of methods](utility.md). {records:,} records, {columns} columns."
+
+
+def rule_row(
+    cell: tuple[str, float], i: int, rule: np.ndarray, grids: dict[int, np.ndarray], points: list[Point]
+) -> str:
+    own = slice(i * len(points) // len(CELLS), (i + 1) * len(points) // len(CELLS))
     best, rounds, output, at = max(
         (grid[o, own].max(), r, o, int(grid[o, own].argmax())) for r, grid in grids.items() for o in range(len(OUTPUTS))
     )
-    _, _, clip, path = GRID[own][at]
+    _, _, clip, path = points[own][at]
     shown = f"{rounds} rounds, step {path / rounds:.3g}, clip {clip:g}, {OUTPUTS[output]}"
     return f"| {cell_name(*cell)} | {rule.mean():.4f} | {best:.4f} ({rule.mean() - best:+.4f}) | {shown} |"
 
@@ -304,15 +351,15 @@ def noise_table(size: int = 1000, rates: Sequence[float] = (0.03, RATE, 0.3)) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.network_rule", description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; all when left out")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(EVERY)}; all when left out")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", default="", help="what begins so: rule, grid, or a part")
     parser.add_argument("--print", action="store_true", help="measure nothing: print the tables of what is kept")
     parser.add_argument("--noise", action="store_true", help="print how much more noise batches carry than all records")
     options = parser.parse_args()
-    if unknown := set(options.tasks) - set(TASKS):
+    if unknown := set(options.tasks) - set(EVERY):
         parser.error(f"no such task: {', '.join(sorted(unknown))}")
-    for task in [] if options.print or options.noise else options.tasks or list(TASKS):
+    for task in [] if options.print or options.noise else options.tasks or EVERY:
         for key, net, rounds, seed, points in asked(task, options.seeds):
             if key not in kept() and key.split("|")[1].startswith(options.only):
                 keep(key, measured(task, net, rounds, seed, points))

@@ -59,3 +59,18 @@ def test_what_is_given_stays():
     assert resolved(auto(3.0, model={"kind": "mlp"}), facts((900,))).model.hidden == [32]
     plain = resolved(auto(None), facts((900, 800))).algorithm
     assert (plain.name, plain.clip) == ("mb-sgd", None)
+
+
+NUMBERS = Facts((900, 800), ("a", "b"), ("float32[4]", "float32[]"), outputs=1, task="regression")
+
+
+def test_a_squared_loss_gets_short_steps_and_nothing_clipped_gets_fixed_ones():
+    """With the path of cross-entropy an mlp for numbers was worse than their mean, and diverged without an epsilon."""
+    mlp = {"kind": "mlp"}
+    chosen = lambda epsilon, **options: resolved(auto(epsilon, model=mlp, **options), NUMBERS).algorithm
+    for options in (chosen(8.0), chosen(1.0), chosen(8.0, rounds=3)):
+        assert options.step_size is not None and options.clip == 0.5 and options.step_size * 0.5 <= 0.5
+    assert chosen(None).step_size == 0.1
+    classes = resolved(auto(None, model=mlp), facts((900, 800), ("float32[4]", "int32[]"))).algorithm
+    assert classes.step_size == 0.3
+    assert "0.1 of the gradient a step" in reasons(auto(None, model=mlp), NUMBERS)[2]

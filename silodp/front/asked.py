@@ -46,7 +46,7 @@ def knots_for(estimator: Any, config: Config, data: FederatedData) -> int:
 
 def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config, Model | None]:
     """What the estimator asks for, and the model where it is an object."""
-    from silodp.models import Model
+    from silodp.models import NETWORKS, Model
     from silodp.plan.objects import config_from
     from silodp.records import has_weight
     from silodp.weights import weighted
@@ -64,7 +64,7 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
         seed=seed_of(estimator.random_state),
     )  # fmt: skip
     stages = estimator._stages()
-    if algorithm.get("name") == "auto":
+    if algorithm.get("name") == "auto" and section.get("kind") not in NETWORKS:  # the recipe of these whitens nothing
         # Ranges bound what a record can do, and a model of one matrix can be taken elsewhere: nothing is shortened.
         schema = estimator.schema_
         scale = {} if schema is None else {"scale": records.public_scale(schema)}

@@ -7,24 +7,45 @@ more noise there is for so many parameters, the shorter the path, and the fewer 
 
     nu = sqrt(parameters) * (noise on the average gradient, in clip norms, were it the only release)
 
-The constants were chosen by a grid on two tasks: `python -m bench.network_rule`, docs/networks.md.
+A squared loss gets steeper the further off it is, so its steps, and its path, are much shorter than cross-entropy's.
+Without an epsilon nothing is clipped, and a step is a fixed multiple of the gradient.
+
+The constants were chosen by grids on a few tasks: `python -m bench.network_rule`, docs/networks.md.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from silodp.config import Config, ModelConfig
 from silodp.facts import Facts
-from silodp.models import NETWORKS, model_of
+from silodp.models import NETWORKS, Model, model_of
 from silodp.objective import parameter_count
 
 RATE, CLIP = 0.1, 0.5
 ROUNDS, MORE_ROUNDS, STILL = 100, 300, 0.05  # more where nu is no larger than this
-PATH, QUIET, POWER = 600.0, 0.03, 1 / 2  # above this nu the path falls, with this power of it
 AVERAGE = {"kind": "exponential", "decay": 0.9}
 MODEL, HIDDEN = {"activation": "tanh", "norm": "group"}, [32]
+
+
+@dataclass(frozen=True)
+class Path:
+    """Of one kind of loss."""
+
+    longest: float
+    quiet: float  # above this nu the path falls,
+    power: float  # with this power of it
+    step: float  # of one round, at most
+    unclipped: float  # step size without an epsilon
+
+    def at(self, nu: float) -> float:
+        return self.longest * min(1.0, (self.quiet / max(nu, 1e-30)) ** self.power)
+
+
+CROSS_ENTROPY = Path(longest=600.0, quiet=0.03, power=1 / 2, step=math.inf, unclipped=0.3)
+SQUARED = Path(longest=50.0, quiet=0.02, power=1.0, step=0.5, unclipped=0.1)
 
 
 def is_network(config: Config) -> bool:
@@ -33,16 +54,16 @@ def is_network(config: Config) -> bool:
 
 def network_tree(config: Config, facts: Facts, std: float) -> dict[str, Any]:
     """The sections that `auto` fills in; std: on the average gradient, in clip norms, of the budget in one release."""
-    nu, rounds = nu_of(config, facts, std), chosen_rounds(config, facts, std)
+    rounds = chosen_rounds(config, facts, std)
     options: dict[str, Any] = {
         "name": "dp-sgd" if config.privacy.private else "mb-sgd",
         "rounds": rounds,
         "batch": batch_of(facts),
-        "step_size": path_of(nu) / rounds / CLIP,
+        "step_size": path_for(config, facts).unclipped,
         "average": AVERAGE,
     }
     if config.privacy.private:
-        options["clip"] = CLIP
+        options |= {"clip": CLIP, "step_size": step_of(config, facts, std) / CLIP}
     given = config.algorithm.model_dump(exclude_unset=True, exclude={"name"})
     return {"algorithm": options | given, "model": model_tree(config)}
 
@@ -54,13 +75,17 @@ def model_tree(config: Config) -> dict[str, Any]:
 
 def network_reasons(config: Config, facts: Facts, std: float) -> list[str]:
     nu, rounds = nu_of(config, facts, std), chosen_rounds(config, facts, std)
+    path, step = path_for(config, facts), step_of(config, facts, std)
     noise = f"noise of the whole budget in one release is {nu:.2g} of the longest gradient"
-    path = f"{path_of(nu):.3g}, {path_of(nu) / PATH:.0%} of that of large tasks" if nu > QUIET else f"{PATH:g}"
+    shorter = f", {path.at(nu) / path.longest:.0%} of that of large tasks" if nu > path.quiet else ""
+    steps = f"steps of {step:.2g}, a path of {rounds * step:.3g}{shorter}: {noise}"
+    if not config.privacy.private:
+        steps = f"{path.unclipped:g} of the gradient a step: nothing is clipped or noised"
     few = "more would pay with less noise" if nu > STILL else f"noise is below {STILL:g}, so that many pay"
     return [
         f"batches of {batch_of(facts)} records a silo, {RATE:.0%} of the smallest: noise as of all, for less work",
         f"hidden layers with {MODEL['activation']} and {MODEL['norm']} norm, unless they are given: one step suits all",
-        f"{rounds} rounds with steps of {path_of(nu) / rounds:.2g}, a path of {path}: {noise}",
+        f"{rounds} rounds with {steps}",
         "as many rounds as are given" if rounds_given(config) else f"{rounds} rounds: {few}",
     ]
 
@@ -70,10 +95,24 @@ def batch_of(facts: Facts) -> int:
 
 
 def nu_of(config: Config, facts: Facts, std: float) -> float:
-    parameters = facts.parameters or 1
-    if facts.record is not None:
-        parameters = parameter_count(model_of(ModelConfig(**model_tree(config)), facts))
-    return math.sqrt(parameters) * std
+    model = built(config, facts)
+    return math.sqrt((facts.parameters or 1) if model is None else parameter_count(model)) * std
+
+
+def built(config: Config, facts: Facts) -> Model | None:
+    """None where nobody knows what a record is."""
+    return None if facts.record is None else model_of(ModelConfig(**model_tree(config)), facts)
+
+
+def path_for(config: Config, facts: Facts) -> Path:
+    model = built(config, facts)
+    return SQUARED if model is not None and model.metric == "mse" else CROSS_ENTROPY
+
+
+def step_of(config: Config, facts: Facts, std: float) -> float:
+    """The furthest that one round moves the parameters."""
+    path = path_for(config, facts)
+    return min(path.step, path.at(nu_of(config, facts, std)) / chosen_rounds(config, facts, std))
 
 
 def chosen_rounds(config: Config, facts: Facts, std: float) -> int:
@@ -87,7 +126,3 @@ def rounds_given(config: Config) -> bool:
 
 def rounds_of(nu: float) -> int:
     return MORE_ROUNDS if nu <= STILL else ROUNDS
-
-
-def path_of(nu: float) -> float:
-    return PATH * min(1.0, (QUIET / max(nu, 1e-30)) ** POWER)
