@@ -23,6 +23,12 @@ from silodp import registry
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _none_says_nothing(cls, tree: Any) -> Any:
+        """TOML has no way to write None, and what is said may mean a choice (to `auto`): so None says nothing."""
+        return {k: v for k, v in tree.items() if v is not None} if isinstance(tree, dict) else tree
+
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:

@@ -6,15 +6,15 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
-def rounded_up(number: float, digits: int = 4) -> str:
-    """In so many significant digits, upwards: an epsilon or delta that is printed holds.
+def rounded_up(number: float | None, digits: int = 4) -> str:
+    """In so many significant digits, upwards: an epsilon or delta that is printed holds. None: there is none.
 
     Example:
         >>> from silodp.digits import rounded_up
-        >>> rounded_up(1.12724, 4), rounded_up(1e-5), rounded_up(2.0)
-        ('1.128', '1e-05', '2')
+        >>> rounded_up(1.12724, 4), rounded_up(1e-5), rounded_up(2.0), rounded_up(None)
+        ('1.128', '1e-05', '2', 'none')
     """
-    return _rounded(number, digits, ROUND_CEILING)
+    return "none" if number is None else _rounded(number, digits, ROUND_CEILING)
 
 
 def rounded_down(number: float, digits: int = 4) -> str:

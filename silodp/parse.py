@@ -174,7 +174,8 @@ def to_toml(config: Config) -> str:
     chosen = {"rounds"} if config.algorithm.theory else set()
     left_out = {"algorithm": chosen - config.algorithm.model_fields_set}
     tree = config.model_dump(exclude_none=True, exclude=left_out)
-    if config.algorithm.name == registry.AUTO:  # takes what is said for the user's choice: defaults here are no choices
+    names = {config.algorithm.name, *config.sweep.grid.get("algorithm.name", ())}
+    if registry.AUTO in names:  # it takes what is said for the user's choice: defaults here are no choices
         said = config.model_dump(exclude_unset=True, exclude_none=True)
         tree |= {name: said.get(name, {}) for name in FILLED_BY_AUTO if name in tree}
     filled = {name: {k: v for k, v in section.items() if v not in ([], {})} for name, section in tree.items()}

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save
 import silodp
 from silodp.errors import ConfigError
 from silodp.front import bundle
+from silodp.front.report import persons
 from silodp.plan import identity
 from silodp.plan.identity import fingerprint
 from silodp.report.files import digest_of, story_of
@@ -348,6 +349,7 @@ def test_nothing_is_overwritten(saved, tmp_path):
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(600, 3))
+BATCHES = {"name": "dp-sgd", "batch": 5, "rounds": 30, "clip": 1.0, "step_size": 1.0}
 
 
 def test_networks_numbers_and_bare_arrays_come_back_too(tmp_path):
@@ -365,6 +367,19 @@ def test_networks_numbers_and_bare_arrays_come_back_too(tmp_path):
         before = model.predict(X)
         assert (model.set_params(target_range=(0, 9)).predict(X) == before).all()
         assert (silodp.load(model.save(tmp_path / f"set{model is same}")).predict(X) == before).all()
+
+
+@pytest.mark.parametrize("told", [{"model": "mlp"}, {"trust": "shuffled"}, {"algorithm": BATCHES}])
+def test_what_auto_makes_and_what_no_epsilon_holds_for_is_saved_too(told, tmp_path):
+    """A network of `auto` predicts from features as they are; five records of one person may have no epsilon."""
+    silo = np.repeat(["a", "b"], [500, 100])
+    clf = silodp.SiloClassifier(epsilon=2.0, delta=1e-5, random_state=0, **told).fit(X, X[:, 0] > 0, silo=silo)
+    back = silodp.load(clf.save(tmp_path / "model"))
+    assert back.predict_proba(X).tobytes() == clf.predict_proba(X).tobytes() and back.score(X, X[:, 0] > 0) > 0.6
+    if told.get("algorithm"):
+        groups = clf.certificate_["silos"][0]["several_records_of_one_person"]
+        assert any(group["epsilon"] is None for group in groups)
+        assert persons([{"several_records_of_one_person": groups[1:]}]).endswith("5 records in a silo has epsilon none")
 
 
 def test_options_that_were_set_after_a_fit_are_not_those_of_the_model(tmp_path):

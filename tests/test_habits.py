@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from typer.testing import CliRunner
 import silodp
 from silodp.cli import app
 from silodp.errors import ConfigError
-from silodp.parse import parse_config
+from silodp.parse import load_config, parse_config, to_toml
+from silodp.plan import auto
+from silodp.plan.identity import fingerprint
+from silodp.plan.make import make_plan, resolved
+from silodp.plan.objects import facts_of
 from silodp.privacy.kinds import Full, Poisson, Releases, Spent
 from silodp.privacy.selection import Trials, mixed_selection_epsilon, selection_epsilon
 from silodp.reproduce import driver, names
@@ -114,12 +119,48 @@ def test_a_run_of_auto_that_was_stopped_goes_on_and_can_be_repeated(model, tmp_p
     assert again.history == whole.history
 
 
-def test_a_runs_config_says_how_silos_count(tmp_path):
-    """A run that goes on under other rules for what is left out is still the same run."""
-    kept = lambda run: (run.directory / "config.toml").read_text(encoding="utf-8")
-    assert 'weights = "size"' in kept(train(tree(), data=DATA, out=tmp_path / "size"))
-    whole = tree(privacy={"unit": "user"})
-    assert 'weights = "equal"' in kept(train(whole, data=DATA, out=tmp_path / "equal"))
+def stopped_at_four(asked: dict[str, Any], out: Path) -> None:
+    def stop(x, row):
+        if row["round"] >= 4:
+            raise Enough
+
+    with pytest.raises(Enough):
+        train(asked, data=DATA, out=out, on_round=stop)
+
+
+def test_a_stopped_run_goes_on_under_the_plan_that_it_began_with_or_not_at_all(tmp_path, monkeypatch):
+    """Another plan's noise and steps on what was released so far would be of no account."""
+    asked = tree(algorithm={"name": "auto"}, run={"every": 2})
+    del asked["algorithm"]["step_size"], asked["algorithm"]["clip"], asked["algorithm"]["rounds"]
+    for out in (tmp_path / "recipe", tmp_path / "data"):
+        stopped_at_four(asked, out)
+    monkeypatch.setattr(auto, "SHARE", 2 * auto.SHARE)
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.safetensors: begun by another plan than config\.toml gives now"
+    ):
+        resume(tmp_path / "recipe", data=DATA)
+    monkeypatch.undo()
+    assert resume(tmp_path / "recipe", data=DATA).history
+    with pytest.raises(ConfigError, match="begun by another plan"):
+        resume(tmp_path / "data", data=made_data(sizes=(40, 25, 33)))
+
+
+def test_a_runs_own_config_is_what_was_asked(tmp_path):
+    """Weights that are left out follow from the rest; written out they would clash with what they do not suit."""
+    asked = parse_config(tree(privacy={"unit": "user"}))
+    own = load_config(train(asked, data=DATA, out=tmp_path / "run").directory / "config.toml")
+    assert "weights" not in own.algorithm.model_fields_set and own == asked
+    facts = facts_of(DATA)
+    assert fingerprint(make_plan(own, facts)) == fingerprint(make_plan(asked, facts))
+
+
+@pytest.mark.parametrize(("section", "key"), [("algorithm", "step_size"), ("algorithm", "rounds"), ("model", "hidden")])
+def test_none_says_nothing(section, key):
+    """`auto` takes what is said for a choice, and a run's config.toml cannot say None: it would go on otherwise."""
+    base = {"privacy": {"epsilon": 4.0, "delta": 1e-4}, "model": {"kind": "mlp"}, "algorithm": {"name": "auto"}}
+    asked = parse_config(base | {section: base[section] | {key: None}})
+    assert asked == parse_config(base) and key not in getattr(asked, section).model_fields_set
+    assert resolved(asked, facts_of(DATA)) == resolved(parse_config(tomllib.loads(to_toml(asked))), facts_of(DATA))
 
 
 def test_a_run_that_kept_no_trajectory_says_how_to_keep_one(tmp_path):
@@ -307,6 +348,18 @@ def test_a_wrong_name_is_found_before_anything_runs(grid, told, compiled):
         sweep(tree(sweep={"grid": grid}), data=DATA)
     assert told in str(caught.value)
     assert compiled == []
+
+
+def test_auto_stands_in_a_sweep_beside_others_but_not_where_it_makes_the_model(compiled, tmp_path):
+    grid = {"sweep": {"grid": {"algorithm.name": ["auto", "dp-gd"]}}}
+    with pytest.raises(ConfigError, match="auto chooses parts of the model, others do not; sweep them apart"):
+        sweep(tree(model={"kind": "mlp"}, **grid), data=DATA)
+    assert compiled == []
+    asked = parse_config(tree(model={"kind": "mlp"}, **grid))  # and what a sweep keeps says what it was asked
+    kept = parse_config(tomllib.loads(to_toml(asked)))
+    for setting in ({"algorithm.name": "auto"}, {"algorithm.name": "dp-gd"}):
+        mine, own = (resolved(with_values(config, setting), facts_of(DATA)) for config in (asked, kept))
+        assert mine == own
 
 
 def test_numbers_stay_numbers_and_are_shown_as_a_config_writes_them():

@@ -26,14 +26,14 @@ from tests.conftest import made_data
 SIZES = (30, 20)
 
 
-def planned(**privacy: Any) -> Plan:
+def planned(sizes: tuple[int, int] = SIZES, **privacy: Any) -> Plan:
     batch = {"batch": privacy.pop("batch")} if "batch" in privacy else {}
     name = "dp-sgd" if batch else "dp-gd"
     tree = {
         "privacy": {"epsilon": 2.0, "delta": 1e-6} | privacy,
         "algorithm": {"name": name, "rounds": 5, "step_size": 0.1, "clip": 1.0} | batch,
     }
-    return make_plan(parse_config(tree), Facts(SIZES, ("a", "b")))
+    return make_plan(parse_config(tree), Facts(sizes, ("a", "b")))
 
 
 def test_the_target_is_kept_for_the_whole_group_and_used_up():
@@ -50,6 +50,13 @@ def test_releases_on_batches_keep_it_too():
     plan = planned(unit=3, batch=4)
     assert accountant.group_epsilon(plan.spent(0), 1e-6, 3) == plan.epsilon(0) <= 2.0
     assert accountant.epsilon(plan.spent(0), 1e-6) < 2.0 / 3
+
+
+def test_batches_of_a_whole_silo_have_an_epsilon_too():
+    """The search went through 1, 2, 4, ... and stepped over the few epsilons that hold: infinity was what it said."""
+    for sizes in (SIZES, (200, 200)):
+        plan = planned(unit="user", batch=4, sizes=sizes)
+        assert 1.9 < max(plan.epsilon(silo) for silo in range(2)) <= 2.0
 
 
 def test_the_certificate_says_what_is_protected_and_shows_the_whole_curve():

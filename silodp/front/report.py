@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,6 +71,10 @@ def table(silos: list[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def as_large(group: Mapping[str, Any]) -> float:
+    return math.inf if group["epsilon"] is None else group["epsilon"]
+
+
 def persons(silos: list[Mapping[str, Any]]) -> str:
-    several = max((silo["several_records_of_one_person"][0] for silo in silos), key=lambda group: group["epsilon"])
+    several = max((silo["several_records_of_one_person"][0] for silo in silos), key=as_large)
     return f"a person with {several['records']} records in a silo has epsilon {rounded_up(several['epsilon'])}"

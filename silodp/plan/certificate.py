@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from silodp import registry
+from silodp.channels.channel import Levels
 from silodp.data.types import Note
 from silodp.digits import rounded_up, together
 from silodp.facts import Stream
@@ -144,9 +145,10 @@ def silo_statement(plan: Plan, silo: int, own: Sequence[Spent]) -> dict[str, Any
         "gdp_mu": None if mu is None else group * mu,
         "curve": curve_points(worst, epsilon, group),
         "releases": [release_of(plan, silo, s) for s in own],
-        "collusion": plan.if_others_collude(silo, own, delta, group),
+        "collusion": known_levels(plan.if_others_collude(silo, own, delta, group)),
         "several_records_of_one_person": [
-            {"records": k, "epsilon": accountant.group_epsilon(persons, delta, k), "delta": delta} for k in (2, 5)
+            {"records": k, "epsilon": known(accountant.group_epsilon(persons, delta, k)), "delta": delta}
+            for k in (2, 5)
         ],
     }  # fmt: skip
 
@@ -169,10 +171,19 @@ def neighbours(plan: Plan) -> str:
     return f"{moved}; the silos' sizes are public"
 
 
-def groups(own: Sequence[Spent], delta: float, records: int) -> list[dict[str, float]]:
+def known(epsilon: float) -> float | None:
+    """As JSON can hold it. None: no epsilon holds at this delta."""
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def known_levels(levels: Levels) -> dict[str, float | None] | None:
+    return None if levels is None else {who: known(epsilon) for who, epsilon in levels.items()}
+
+
+def groups(own: Sequence[Spent], delta: float, records: int) -> list[dict[str, Any]]:
     """The epsilon of k records of a silo that change together, from one to all of them."""
     sizes = sorted({k for e in range(10) for k in (10**e, 2 * 10**e, 5 * 10**e) if k < records} | {records})
-    return [{"records": k, "epsilon": accountant.group_epsilon(own, delta, k)} for k in sizes]
+    return [{"records": k, "epsilon": known(accountant.group_epsilon(own, delta, k))} for k in sizes]
 
 
 def of_persons(plan: Plan, own: Sequence[Spent]) -> Sequence[Spent]:
@@ -257,7 +268,7 @@ def made_lines(made: Mapping[str, str]) -> list[str]:
     return [f"Run {made['run']}, {when} UTC; SHA-256 of the model {made['model']}, of the plan {made['plan']}."]
 
 
-def collusion_lines(levels: Mapping[str, float] | None) -> list[str]:
+def collusion_lines(levels: Mapping[str, float | None] | None) -> list[str]:
     return [f"{who.replace('_', ' ')}: epsilon {rounded_up(value)}" for who, value in (levels or {}).items()]
 
 

@@ -43,6 +43,7 @@ _ROUNDING = 1e-16  # of the convolution's FFT, per release
 NO_NOISE = 1e-3  # a smaller multiplier (mu above 1000) counts as none: pessimistic, and no grid could hold it
 _LEAST_RENYI = 1e-15  # below, e^-cost is 1 in float64, and dp_accounting takes the logarithm of nothing
 _TINY = 1e-320
+_GROUP_STEP = 1.1  # of the search for a group's epsilon
 _HARDLY = 1e-4  # in the logarithm of the noise
 _VERSIONS = lru_cache(lambda: tuple(metadata.version(name) for name in ("dp-accounting", "numpy", "scipy")))
 _FIRST_STEP = 0.05  # of the search for the noise, in its logarithm: the first guess is that near
@@ -222,12 +223,13 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
         rest = within(delta, most, loss, lost)
         return gaussian.epsilon_of(rest, records * mu) + loss if rest >= delta / 2 else math.inf
     excess = lambda each: math.log(max(_delta(spent, each), _TINY) * records / delta) + (records - 1) * each
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-        if high > 1e4:
-            return math.inf
-    low = 0.0
+    # It falls until delta is at its floor, and grows from there: what will do is looked for from below.
+    low = high = epsilon(spent, delta / records)
+    last = (math.log(delta / records) - math.log(_TINY)) / (records - 1)  # beyond, no delta is small enough
+    while high <= last and excess(high) > 0:
+        low, high = high, high * _GROUP_STEP
+    if high > last:
+        return math.inf
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)

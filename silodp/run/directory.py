@@ -35,7 +35,6 @@ from silodp.config import Config
 from silodp.deploy.files import checksum, held, private_files, replacing, write_whole
 from silodp.errors import ConfigError
 from silodp.parse import load_config, to_toml
-from silodp.registry import AUTO
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -55,6 +54,7 @@ class RunDirectory:
         self.path = Path(path)
         self.written = hashlib.sha256()  # of the history, row by row
         self.promised: str | None = None  # what the history is by the checkpoint that was read
+        self.plan = ""  # fingerprint of the plan that the run follows
 
     @staticmethod
     def create(path: Path | str | None, config: Config, name: str) -> RunDirectory:
@@ -63,7 +63,7 @@ class RunDirectory:
         refuse_existing(run.path)
         with private_files():
             run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            run.write_text("config.toml", to_toml(settled(config)))
+            run.write_text("config.toml", to_toml(config))
         return run
 
     def held(self) -> AbstractContextManager[None]:
@@ -145,8 +145,8 @@ class RunDirectory:
     def save_checkpoint(self, carry: PyTree, rows: int) -> None:
         """On the disk, file and name, when this returns."""
         arrays = {path: np.asarray(leaf) for path, leaf in named_leaves(carry)} | {"rows": np.asarray(rows)}
-        history = self.written.hexdigest()
-        self.write_arrays(CHECKPOINT, arrays, {"history": history, "checksum": checksum(arrays, history.encode())})
+        told = {"history": self.written.hexdigest(), "plan": self.plan}
+        self.write_arrays(CHECKPOINT, arrays, told | {"checksum": checksum(arrays, "".join(told.values()).encode())})
 
     def load_checkpoint(self, like: PyTree) -> tuple[PyTree, int] | None:
         """The saved run in the shape of `like`, and its number of history rows; None when there is none."""
@@ -162,8 +162,14 @@ class RunDirectory:
         names = [path for path, _ in named_leaves(like)]
         if set(names) != arrays.keys() - {"rows"}:
             raise ConfigError(f"{file}: made by another configuration or version; start a new run")
-        if meta.get("checksum") != checksum(arrays, meta.get("history", "").encode()):
+        told = "".join(meta.get(name, "") for name in ("history", "plan"))
+        if meta.get("checksum") != checksum(arrays, told.encode()):
             raise ConfigError(f"{file}: damaged; what it holds is not what was written")
+        if meta.get("plan") != self.plan:  # what was released so far, and what would be, are not of one account
+            raise ConfigError(
+                f"{file}: begun by another plan than config.toml gives now: another version chooses otherwise, or data "
+                "or config were changed; go on with what began it, or start a new run"
+            )
         self.promised = meta["history"]
         return rebuilt(like, [arrays[name] for name in names]), int(arrays["rows"])
 
@@ -235,14 +241,6 @@ def load_model(path: Path | str, params_like: PyTree, which: str = "last") -> Py
     """
     arrays = load_file(Path(path))
     return rebuilt(params_like, [arrays[which + name] for name, _ in named_leaves(params_like)])
-
-
-def settled(config: Config) -> Config:
-    """As it is kept: a rule for weights that changes must not change a run that goes on. Points of a sweep, and what
-    `auto` chooses, follow the rule each for itself."""
-    from silodp.plan.parts import with_weights
-
-    return config if config.sweep.grid or config.algorithm.name == AUTO else with_weights(config)
 
 
 def is_resumable(path: Path) -> bool:

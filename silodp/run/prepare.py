@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from silodp.compiler import make_room
-from silodp.config import Config
+from silodp.config import Config, ModelConfig
 from silodp.data import FederatedData, read_data
 from silodp.data.types import SiloData
 from silodp.errors import ConfigError
@@ -52,6 +52,7 @@ class Ground:
 
     data: FederatedData
     facts: Facts
+    section: ModelConfig  # what the objective's model is made by; `auto` chooses some of it
     objective: ModelObjective
     records: PyTree = field(repr=False)  # that are trained on: all silos', stacked and padded
     held_out: PyTree | None = field(default=None, repr=False)  # that are not, where the config holds some out
@@ -85,7 +86,7 @@ class Ground:
                 f"whiten: the model does not take {seen.input_shape[0]} features; a constant comes in: give it one more"
             ) from None
         records, held_out = stacked(config, data, facts)
-        return Ground(data, facts, objective, records, held_out, own, stage_names(config))
+        return Ground(data, facts, config.model, objective, records, held_out, own, stage_names(config))
 
     def mapped(self, made: Map) -> Ground:
         """The same ground after one more stage."""
@@ -187,6 +188,8 @@ def prepared_on(ground: Ground, config: Config) -> Prepared:
     plan = make_plan(config, ground.facts)
     if ground.stages != stage_names(plan.config):
         raise ConfigError("algorithm.name: some settings whiten the features and some do not; sweep them apart")
+    if ground.section != plan.config.model:
+        raise ConfigError("algorithm.name: auto chooses parts of the model, others do not; sweep them apart")
     raw, bounds, account = ground, {}, None
     for name in plan.before:
         stage = plan.at(name)

@@ -18,7 +18,7 @@ from silodp.plan.advice import warn_of_run
 from silodp.plan.certificate import SIMULATED, Context, as_text, certificate
 from silodp.plan.checks import outside_words
 from silodp.plan.claim import claim_of
-from silodp.plan.identity import identity
+from silodp.plan.identity import fingerprint, identity
 from silodp.plan.objects import DataLike, Described, ModelLike, Objects, asked
 from silodp.plots import run_figure
 from silodp.releases import Account, Vector
@@ -106,6 +106,7 @@ def train(
 def run_in(directory: RunDirectory, prepared: Prepared, progress: Progress, on_round: OnRound | None) -> Run:
     """Begin or go on, whatever the directory holds."""
     run = run_messages if prepared.config.run.mode == "messages" else run_simulation
+    directory.plan = fingerprint(prepared.plan)
     with directory.held():
         return run(prepared, directory, progress, on_round)
 

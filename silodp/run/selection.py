@@ -23,7 +23,7 @@ from silodp.config import Config
 from silodp.data import FederatedData
 from silodp.errors import ConfigError
 from silodp.models import Model
-from silodp.plan.certificate import SIMULATED, as_text, certificate
+from silodp.plan.certificate import SIMULATED, as_text, certificate, known
 from silodp.plan.identity import identity
 from silodp.plan.make import make_plan
 from silodp.plan.objects import as_config
@@ -132,7 +132,9 @@ def certified(outcome: Outcome, plans: list[Plan], prices: list[float], trials: 
     tree = certificate(plan, outcome.spent, replace(context_of(outcome.prepared), chosen=dearest, made=made))
     for i, (silo, price) in enumerate(zip(tree["silos"], prices, strict=True)):
         gaussian = all(gdp(each.spent(i)) is not None for each in plans)
-        groups = [{"records": k, "epsilon": price_of(plans, i, trials, k), "delta": delta} for k in (2, 5) if gaussian]
+        groups = [
+            {"records": k, "epsilon": known(price_of(plans, i, trials, k)), "delta": delta} for k in (2, 5) if gaussian
+        ]
         silo |= {
             "epsilon_of_one_run": silo["epsilon"], "epsilon": price, "gdp_mu": None, "curve": [], "collusion": None,
             "several_records_of_one_person": groups,

@@ -1278,4 +1278,34 @@ MUTANTS = [
         "a silo imports the encoder that somebody else has named",
         "tests/test_data_preprocess.py::test_filters_in_a_file_are_an_encoder",
     ),
+    Mutant(
+        "resumed-under-another-plan", "silodp/run/directory.py",
+        'if meta.get("plan") != self.plan:', "if False:",
+        "a stopped run goes on with another plan's noise: no account covers what it released",
+        "tests/test_habits.py::test_a_stopped_run_goes_on_under_the_plan_that_it_began_with_or_not_at_all",
+    ),
+    Mutant(
+        "none-said", "silodp/config.py",
+        "{k: v for k, v in tree.items() if v is not None} if isinstance(tree, dict) else tree", "tree",
+        "None is a choice to auto, and lost in config.toml: the run would go on under another plan",
+        "tests/test_habits.py::test_none_says_nothing",
+    ),
+    Mutant(
+        "group-epsilon-from-above", "silodp/privacy/accountant.py",
+        "_GROUP_STEP = 1.1 ", "_GROUP_STEP = 1000.0 ",
+        "the search steps over the few epsilons that hold for a group",
+        "tests/test_units.py::test_batches_of_a_whole_silo_have_an_epsilon_too",
+    ),
+    Mutant(
+        "network-whitened", "silodp/front/asked.py",
+        ' and section.get("kind") not in NETWORKS:', ":",
+        "a network is trained on whitened features and predicts from plain ones",
+        "tests/test_bundle.py::test_what_auto_makes_and_what_no_epsilon_holds_for_is_saved_too",
+    ),
+    Mutant(
+        "long-steps-of-squares", "silodp/plan/auto_networks.py",
+        'return SQUARED if model is not None and model.metric == "mse" else CROSS_ENTROPY', "return CROSS_ENTROPY",
+        "an mlp for numbers takes the steps of classes, and is worse than their mean",
+        "tests/test_auto_networks.py::test_a_squared_loss_gets_short_steps_and_nothing_clipped_gets_fixed_ones",
+    ),
 ]  # fmt: skip
