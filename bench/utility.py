@@ -135,10 +135,12 @@ def local(made: Split, epsilon: float, seed: int) -> float:
     return float(np.mean([auto(each, [(epsilon, "trusted")], seed)[0][0] for each in alone]))
 
 
-def constants_of_auto() -> str:
-    """Changes whenever a constant of the recipe does."""
-    numbers = [(module.__name__, name, vars(module)[name]) for module in (recipe, whiten) for name in vars(module)]
-    told = [repr(each) for each in numbers if each[1].isupper()]
+def constants_of_auto(kind: str) -> str:
+    """Changes whenever a constant of the recipe for this kind of model does."""
+    modules = (recipe, whiten)
+    numbers = [(m.__name__, name, vars(m)[name]) for m in modules for name in vars(m) if name.isupper()]
+    own = lambda value: not isinstance(value, recipe.Recipe) or value is recipe.RECIPES[kind]
+    told = [repr(each) for each in numbers if each[1] != "RECIPES" and own(each[2])]
     return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()[:16]
 
 
@@ -149,6 +151,11 @@ def searches() -> dict[str, str]:
     told |= {DEFAULTS: (sorted(families.PRESCRIBED), families.CONSTANTS, families.MOST_ROUNDS)}
     told["opacus"] = [vars(rivals_torch)[name] for name in ("SHARE", "ROUNDS", "MOMENTUM", "STEPS", "CLIPS")]
     return {f"search of {name}": repr(each) for name, each in told.items()}
+
+
+def of_auto(key: str) -> bool:
+    """Whether a kept number depends on the recipe."""
+    return key.count("|") == 4 and key.split("|")[3].split(",")[0] in ("auto", "local", "check")
 
 
 class Found:
@@ -166,11 +173,14 @@ class Kept(Found):
 
     def __init__(self) -> None:
         found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
-        if found.get("constants of auto") != constants_of_auto():
-            found = {k: v for k, v in found.items() if "|auto" not in k and "|local|" not in k and "|check" not in k}
+        constants = {f"constants of auto for {kind}": constants_of_auto(kind) for kind in recipe.RECIPES}
+        same = {
+            kind for kind in recipe.RECIPES if found.get(name := f"constants of auto for {kind}") == constants[name]
+        }
+        found = {k: v for k, v in found.items() if not of_auto(k) or TASKS[k.split("|")[0]].kind in same}
         old = {key.removeprefix("search of ") for key, told in searches().items() if found.get(key, told) != told}
         found = {k: v for k, v in found.items() if "|" not in k or k.split("|")[3] not in old}
-        super().__init__(found | searches() | {"constants of auto": constants_of_auto()})
+        super().__init__(found | searches() | constants)
 
     def keep(self, rows: dict[str, Any]) -> None:
         super().keep({key: np.round(value, DIGITS).tolist() for key, value in rows.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -12,6 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from bench import families, rivals, rivals_torch, utility
 from bench.tasks import LONGEST, Split
 from silodp.parse import parse_config
+from silodp.plan import auto
 from silodp.plan.make import make_plan
 
 CELLS = [(1.0, "untrusted"), (8.0, "untrusted")]
@@ -116,3 +118,15 @@ def test_methods_that_this_machine_lacks_are_not_asked(monkeypatch):
     assert utility.cells_of(task, "diffprivlib", (1.0,)) == [(1.0, "trusted")]
     assert utility.cells_of(task, families.DEFAULTS, (0.5, 1.0)) == [(1.0, "trusted"), (1.0, "untrusted")]
     assert utility.cells_of(task, "soteria", (0.5,)) == [(0.5, "untrusted")]
+
+
+def test_a_constant_for_numbers_leaves_what_was_measured_of_classes(monkeypatch):
+    before = {kind: utility.constants_of_auto(kind) for kind in auto.RECIPES}
+    other = replace(auto.SQUARES, records=auto.SQUARES.records + 1)
+    monkeypatch.setattr(auto, "SQUARES", other)
+    monkeypatch.setitem(auto.RECIPES, "linear", other)
+    assert utility.constants_of_auto("linear") != before["linear"]
+    assert utility.constants_of_auto("logistic") == before["logistic"]
+    monkeypatch.setattr(auto, "SHARE", 2 * auto.SHARE)
+    assert utility.constants_of_auto("logistic") != before["logistic"]
+    assert utility.of_auto("wages|1|trusted|auto, other knots|0") and not utility.of_auto("wages|1|trusted|dp-gd|0")

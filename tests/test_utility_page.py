@@ -32,9 +32,9 @@ FOUND = {
     "wbcd|1|trusted|dp-gd|0": [0.80, 0.93],
     "wbcd|1|trusted|dp-gd|1": [0.96, 0.85],
     "wbcd|1|none|local|0": 0.70,
-    "tobacco|1|trusted|auto|0": 0.5,
-    "tobacco|1|trusted|dp-gd|0": [0.6],
-    "tobacco|none|none|linear|0": 0.9,
+    "turnout|1|trusted|auto|0": 0.5,
+    "turnout|1|trusted|dp-gd|0": [0.6],
+    "turnout|none|none|linear|0": 0.9,
     "constants of auto": "told elsewhere",
 }
 
@@ -46,28 +46,28 @@ def test_a_search_is_as_good_as_one_setting_is_over_all_splits():
 def test_regret_is_against_the_best_other_of_the_same_promise():
     found = regrets(cells_of(FOUND))
     assert found["wbcd", "1", "trusted"] == (pytest.approx(0.89 - 0.92), "dp-gd")
-    assert found["tobacco", "1", "trusted"] == (pytest.approx(0.1), "dp-gd")  # not against no privacy
+    assert found["turnout", "1", "trusted"] == (pytest.approx(0.1), "dp-gd")  # not against no privacy
     row = summary(cells_of(FOUND)).splitlines()[-1]
     assert (
-        "+0.100 (tobacco) | -0.030, -0.030 | +0.100, +0.100 | 1, 0 | **missed** |" in row
-    )  # nobody has looked at tobacco
+        "+0.100 (turnout) | -0.030, -0.030 | +0.100, +0.100 | 1, 0 | **missed** |" in row
+    )  # nobody has looked at turnout
 
 
 def test_luck_is_that_of_the_best_setting_beside_auto():
     splits = {"0": (0.5, [0.9, 0.52]), "1": (0.6, [0.1, 0.66]), "2": (0.7, [0.2, 0.80])}
     found = {
-        f"tobacco|1|trusted|{m}|{i}": pair[k] for i, pair in splits.items() for k, m in enumerate(("auto", "dp-gd"))
+        f"turnout|1|trusted|{m}|{i}": pair[k] for i, pair in splits.items() for k, m in enumerate(("auto", "dp-gd"))
     }
     cells = cells_of(found)
-    key = ("tobacco", "1", "trusted")
+    key = ("turnout", "1", "trusted")
     assert luck_of(cells, key, "dp-gd") == pytest.approx(np.std([0.02, 0.06, 0.10], ddof=1) / 3**0.5)
     assert "| 1, 0 |" in summary(cells)  # .06 on average, give or take .046
-    closer = found | {"tobacco|1|trusted|dp-gd|0": [0.9, 0.56], "tobacco|1|trusted|dp-gd|2": [0.2, 0.77]}
+    closer = found | {"turnout|1|trusted|dp-gd|0": [0.9, 0.56], "turnout|1|trusted|dp-gd|2": [0.2, 0.77]}
     assert "| 1, 1 |" in summary(cells_of(closer))
 
 
 def test_a_target_is_kept_if_median_and_worst_are():
-    kept = {"tobacco|1|trusted|auto|0": 0.6, "tobacco|1|trusted|dp-gd|0": 0.602}
+    kept = {"turnout|1|trusted|auto|0": 0.6, "turnout|1|trusted|dp-gd|0": 0.602}
     assert summary(cells_of(kept)).endswith("| kept |")
     worse = {"food|1|trusted|auto|0": 0.6, "food|1|trusted|dp-gd|0": 0.61}  # the worst is fine, the median is not
     assert summary(cells_of(kept | worse)).endswith("| **missed** |")
@@ -84,7 +84,7 @@ def test_a_method_with_fewer_splits_is_compared_on_those():
 
 def test_auto_with_other_constants_is_no_rival_of_auto():
     once_more = {f"wbcd|1|trusted|{CONSTANTS}|{i}": [0.5, 0.95, 0.91, 0.93] for i in (0, 1)}
-    cells = cells_of(FOUND | once_more | {f"tobacco|1|trusted|{CONSTANTS}|0": [0.4, 0.51, 0.5, 0.5]})
+    cells = cells_of(FOUND | once_more | {f"turnout|1|trusted|{CONSTANTS}|0": [0.4, 0.51, 0.5, 0.5]})
     assert regrets(cells) == regrets(cells_of(FOUND))
     lines = variants_table(cells).splitlines()
     assert "| steps x 0.5 | - | -0.260 (0, 2 of 2) |" in lines[2]
@@ -95,9 +95,9 @@ def test_auto_with_other_constants_is_no_rival_of_auto():
 
 def test_what_is_too_far_ahead_gets_more_splits():
     found = FOUND | {"wbcd|1|trusted|opacus|0": [0.7, 0.91]}  # ahead by .01
-    assert too_far_ahead(found) == {("tobacco", "dp-gd")}
-    jobs = list(utility.doubtful_jobs(["wbcd", "tobacco"], found))
-    assert {(job["name"], job["method"]) for job in jobs} == {("tobacco", "auto"), ("tobacco", "dp-gd")}
+    assert too_far_ahead(found) == {("turnout", "dp-gd")}
+    jobs = list(utility.doubtful_jobs(["wbcd", "turnout"], found))
+    assert {(job["name"], job["method"]) for job in jobs} == {("turnout", "auto"), ("turnout", "dp-gd")}
     assert len(jobs) == 2 * utility.DOUBTFUL
     assert not list(utility.doubtful_jobs(["wbcd"], found))
 
@@ -142,7 +142,7 @@ def test_numbers_of_another_search_are_dropped(tmp_path, monkeypatch):
 def test_a_job_carries_what_is_known_of_it_alone():
     known = utility.known_by_job(FOUND)
     assert known["wbcd", "dp-gd", 1] == {"wbcd|1|trusted|dp-gd|1": [0.96, 0.85]}
-    assert known["tobacco", "no privacy", 0] == {"tobacco|none|none|linear|0": 0.9}
+    assert known["turnout", "no privacy", 0] == {"turnout|none|none|linear|0": 0.9}
     assert sum(map(len, known.values())) == len(FOUND) - 1
 
 
@@ -178,8 +178,8 @@ def test_small_tasks_are_those_of_few_records():
 
 def test_it_is_told_how_often_the_largest_step_was_the_best():
     found = FOUND | {
-        "tobacco|3|trusted|dp-gd|0": [0.1, 0.2, 0.3, 0.5],
-        "tobacco|8|trusted|dp-gd|0": [0.5, 0.2, 0.3, 0.4],
+        "turnout|3|trusted|dp-gd|0": [0.1, 0.2, 0.3, 0.5],
+        "turnout|8|trusted|dp-gd|0": [0.5, 0.2, 0.3, 0.4],
     }
     told = ends_told({key: rows for key, rows in cells_of(found).items() if key[1] in "38"}, {"dp-gd": [4.0, 16.0]})
     assert told == "50% of dp-gd"

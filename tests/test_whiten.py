@@ -16,7 +16,7 @@ from silodp.config import DataConfig, WhitenConfig
 from silodp.errors import ConfigError, Refused
 from silodp.facts import Facts
 from silodp.parse import parse_config
-from silodp.plan.auto import CLASSES, NOISE_OF_STEPS, RECORDS_FOR_PIECES, RIDGE, SHARE, SHORTEST, SQUARES
+from silodp.plan.auto import CLASSES, NOISE_OF_STEPS, RIDGE, SHARE, SHORTEST, SQUARES
 from silodp.plan.certificate import settle
 from silodp.plan.make import knots_that_pay, make_plan, reasons, resolved
 from silodp.plan.plan import Plan
@@ -462,9 +462,9 @@ def test_broken_lines_want_little_noise_and_records_for_each_feature():
         asked = parse_config(config.model_dump(exclude_unset=True) | {"privacy": {"epsilon": epsilon}})
         return knots_that_pay(asked, facts, lambda each: (each - 1) * features)
 
-    assert knots(RECORDS_FOR_PIECES * 2 * 3, 3, 1e4) == 3  # no noise to speak of: records decide
-    assert knots(RECORDS_FOR_PIECES * 2 * 3 - 1, 3, 1e4) == 0
-    assert knots(RECORDS_FOR_PIECES * 8 * 3, 3, 1e4) == 9
+    assert knots(CLASSES.records * 2 * 3, 3, 1e4) == 3  # no noise to speak of: records decide
+    assert knots(CLASSES.records * 2 * 3 - 1, 3, 1e4) == 0
+    assert knots(CLASSES.records * 8 * 3, 3, 1e4) == 9
     found = [knots(10_000, 10, epsilon) for epsilon in (0.01, 0.1, 8.0)]  # noise decides
     assert found == [0, 3, 9]
     config = parse_config(config.model_dump(exclude_unset=True) | {"model": {"kind": "mlp"}})
@@ -473,6 +473,8 @@ def test_broken_lines_want_little_noise_and_records_for_each_feature():
     between = next(epsilon for epsilon in np.geomspace(8.0, 0.1, 60) if knots(10_000, 10, epsilon) < 9)
     config = parse_config(config.model_dump(exclude_unset=True) | {"model": {"kind": "logistic"}})
     assert knots(10_000, 10, between) == 9  # classes bear more noise in a moment
+    config = parse_config(config.model_dump(exclude_unset=True) | {"model": {"kind": "linear"}})
+    assert knots(SQUARES.records * 2 * 3, 3, 1e4) == 3 and knots(SQUARES.records * 2 * 3 - 1, 3, 1e4) == 0
 
 
 def test_directions_that_noise_does_not_hide_are_no_longer_than_one():

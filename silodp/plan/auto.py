@@ -42,7 +42,6 @@ MOST_FEATURES = 2000  # of a full moment: beyond, its numbers are too many to co
 SHARE = 0.05  # of mu^2, for the second moment
 NOISE_OF_STEPS, SHORTEST = 0.13, 1.25  # the most that steps are lengthened by, times nu; but no less than this
 RIDGE = 15.0  # divided by the number of records: directions that are shorter say little about more than these records
-RECORDS_FOR_PIECES = 20  # for each feature, at least
 RECORDS_WITHOUT_NOISE = 100  # the same where no noise keeps the lines straight
 # P_vec rounds each number to a grid: what this adds to a sum's sensitivity is 2 sqrt(numbers) / levels of it.
 LEVELS, FEWEST_LEVELS, MOST_LEVELS = 20, 200, 2000  # a root of the numbers; more make larger tables of coins
@@ -62,13 +61,14 @@ class Recipe:
     # than stands here. Where noise is larger, the best number of knots is smaller. Classes can gain very much from few
     # knots (ring, which no straight line can tell apart, .14 at 10); numbers that are nearly straight lose by many.
     knots: Mapping[int, float]
+    records: int  # for each feature of the lines, at least: fewer are bent to what is peculiar to them
 
     def clip_at(self, nu: float) -> float:
         return self.clip * min(1.0, (self.noise / nu) ** self.power)
 
 
-CLASSES = Recipe(16.0, 0.25, 0.01, 0.4, 2.5, {9: 2.0, 5: 3.0, 3: 12.0})
-SQUARES = Recipe(0.5, 5.5, 0.003, 2 / 3, 4.0, {9: 1.0, 5: 2.0, 3: 12.0})  # of loss r^2
+CLASSES = Recipe(16.0, 0.25, 0.01, 0.4, 2.5, {9: 2.0, 5: 3.0, 3: 12.0}, 20)
+SQUARES = Recipe(0.5, 5.5, 0.003, 2 / 3, 4.0, {9: 1.0, 5: 2.0, 3: 12.0}, 80)  # of loss r^2
 RECIPES = {
     "logistic": CLASSES,
     "softmax": CLASSES,
@@ -146,7 +146,7 @@ def lines_reason(recipe: Recipe, features: int, records: int, std: float, clip: 
     fewest = knots or min(recipe.knots)
     count = in_pieces(fewest)
     noise = f"a second moment of all knots has noise of {dear(count, std, clip):.2g} times its mean eigenvalue"
-    limits = recipe.knots[fewest], RECORDS_FOR_PIECES
+    limits = recipe.knots[fewest], recipe.records
     why = f"{noise} (limit {limits[0]:g}), with {records / count:.3g} records for each (limit {limits[1]})"
     verdict = f"broken lines of {knots} knots pay" if knots else "broken lines do not pay"
     return f"{verdict}, were all features numbers: {why}"
@@ -176,7 +176,7 @@ def knots_that_pay(
 def paying_knots(recipe: Recipe, features: Callable[[int], int], records: int, std: float, clip: float) -> int:
     for knots, dearest in recipe.knots.items():
         count = features(knots)
-        if dear(count, std, clip) <= dearest and records >= RECORDS_FOR_PIECES * count:
+        if dear(count, std, clip) <= dearest and records >= recipe.records * count:
             return knots
     return 0
 
