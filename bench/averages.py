@@ -24,10 +24,12 @@ from silodp.parse import parse_config
 from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
 from silodp.releases import packed
+from silodp.server import FROM, OPTIMISERS, UNTIL, WINDOW, agree, read
 from silodp.stages.blocks import Blocks
 from silodp.stages.whiten import CENTRE, MOMENT, Centre, Moment, shift_of
 
 DELTA = 1e-5
+GROWTH = OPTIMISERS["growing"]["factor"][-1]
 TOGETHER, MOST_ROUNDS = 16, 60  # settings of one program, which all tasks of the same shapes share
 
 
@@ -43,6 +45,7 @@ class Setting:
     rounds: int
     average: int  # of the last iterates
     seed: int
+    most: float = 1.0  # what steps may grow by (silodp.server.growing)
 
     def weights(self) -> np.ndarray:
         last, rounds = min(self.average, self.rounds), np.arange(MOST_ROUNDS)
@@ -105,9 +108,11 @@ def auto_setting(ground: Ground, plan: Plan, seed: int) -> Setting:
     matrix = np.diag(made.matrix) if made.matrix.ndim == 1 else np.array(made.matrix)
     matrix = np.hstack([matrix[:, :-1], (matrix[:, -1] - matrix[:, :-1] @ centre)[:, None]])
     half = 2.0 if ground.kind == "linear" else 1.0
+    _, numbers = read("optimiser", options.optimiser, OPTIMISERS)
+    most = numbers.get("most", 1.0)
     return Setting(
         matrix, half * options.step_size * made.longer, options.clip / half, plan.training.std_of_average("value"),
-        options.optimiser["momentum"], options.performed, options.average, seed,
+        options.optimiser["momentum"], options.performed, options.average, seed, most,
     )  # fmt: skip
 
 
@@ -150,7 +155,8 @@ def scores(ground: Ground, settings: Sequence[Setting], reach: float = math.inf)
 
 def stacked(settings: Sequence[Setting]) -> dict[str, Any]:
     columns = {
-        name: np.array([getattr(s, name) for s in settings], np.float32) for name in ("step", "clip", "momentum")
+        name: np.array([getattr(s, name) for s in settings], np.float32)
+        for name in ("step", "clip", "momentum", "most")
     }
     return columns | {
         "std": np.array([s.std * s.clip for s in settings], np.float32),
@@ -177,8 +183,8 @@ def trained(
         link = {"softmax": jax.nn.softmax, "logistic": jax.nn.sigmoid, "linear": lambda s: s}[kind]
         return link(told) - labels
 
-    def step(t: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        w, m, output = carry
+    def step(t: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        w, m, output, window, longer = carry
         r = residual(w)
         long = jnp.sqrt(jnp.sum(r * r, -1)) * lengths
         r = r * jnp.minimum(1, given["clip"][:, None] / jnp.maximum(long, 1e-20))[..., None]
@@ -186,11 +192,16 @@ def trained(
         drawn = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, t), w.shape[1:]))(keys)
         g = mean + column("std") * drawn
         m = column("momentum") * m + g
-        w = w - column("step") * (column("momentum") * m + g)
-        return w, m, output + given["average"][:, t][:, None, None] * w
+        window = jnp.roll(window, -1, axis=1).at[:, -1].set(g.reshape(len(g), -1))
+        asked = (t + 1 >= FROM) & (t + 1 <= UNTIL)
+        grown = jnp.minimum(given["most"], GROWTH * longer)
+        longer = jnp.where(asked & jax.vmap(agree)(window), grown, longer)
+        w = w - longer[:, None, None] * column("step") * (column("momentum") * m + g)
+        return w, m, output + given["average"][:, t][:, None, None] * w, window, longer
 
     zero = jnp.zeros((matrix.shape[0], rows.shape[1], outputs))
-    output = jax.lax.fori_loop(0, rounds, step, (zero, zero, zero))[2]
+    begun = zero, zero, zero, jnp.zeros((len(zero), WINDOW, zero[0].size)), jnp.ones(len(zero))
+    output = jax.lax.fori_loop(0, rounds, step, begun)[2]
     told = jnp.einsum("nk,rkc->rnc", tests, jnp.einsum("rij,ric->rjc", matrix, output))
     if kind == "softmax":
         return jnp.mean(jnp.argmax(told, -1) == wanted, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,11 @@ def regrets(cells: Cells, left_out: Collection[str] = VARIANTS) -> dict[tuple[st
     return found
 
 
+def give_or_take(error: float) -> str:
+    """Nothing where one split tells nothing."""
+    return "" if math.isnan(error) else f" ± {error:.3f}"
+
+
 def ends_told(cells: Cells, steps: dict[str, list[float]]) -> str:
     """Of searches, given by the steps of their settings: how often the best has the largest step."""
     shown = []
@@ -118,13 +124,14 @@ def table(cells: Cells) -> str:
     ]
     for (task, epsilon, trust), (regret, name) in sorted(regrets(cells).items(), key=lambda pair: order(pair[0])):
         own = np.concatenate(list(cells[task, epsilon, trust, "auto"].values()))
-        error = f" ± {own.std() / np.sqrt(len(own)):.3f}" if len(own) > 1 else ""
+        error = give_or_take(own.std() / np.sqrt(len(own)) if len(own) > 1 else math.nan)
+        doubt = give_or_take(luck_of(cells, (task, epsilon, trust), name))
         alone = cells.get((task, epsilon, "none", "local"))
         plain = [cells.get((task, "none", "none", method)) for method in ("linear", "trees")]
         local, *shown = ["-" if rows is None else f"{best(rows):.3f}" for rows in (alone, *plain)]
         lines.append(
             f"| {marked(task)} | {trust} | {epsilon} | {own.mean():.3f}{error} ({len(own)}) | "
-            f"{own.mean() + regret:.3f} {name} | {regret:+.3f} ± {luck_of(cells, (task, epsilon, trust), name):.3f} | "
+            f"{own.mean() + regret:.3f} {name} | {regret:+.3f}{doubt} | "
             f"{local} | {', '.join(shown)} |"
         )
     return "\n".join(lines)

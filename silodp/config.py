@@ -354,7 +354,7 @@ class AlgorithmConfig(OpenSection):
         default=None,
         description="equal or size: weights of silos in the objective; size when left out, but equal where a paper's "
         "theorem or noise is asked for (theory, calibration) or a silo is protected as a whole (unit = user); under a "
-        "shuffler size, and equal with batch",
+        "shuffler size whatever is asked for, and equal with batch",
     )
     average: PositiveInt | str | dict[str, str | float] | None = Field(
         default=None,
@@ -378,7 +378,7 @@ class AlgorithmConfig(OpenSection):
     )
     optimiser: str | dict[str, str | float] | None = Field(
         default=None,
-        description='what the server makes of estimates: heavy-ball, nesterov, adam, or {kind = "adam", ...}',
+        description='what the server makes of estimates: heavy-ball, nesterov, adam, growing, or {kind = "adam", ...}',
     )
     step_decay: str | dict[str, str | float] | list[float] | None = Field(
         default=None,

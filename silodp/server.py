@@ -7,8 +7,11 @@ It sees what is public already, so it costs no privacy, whatever the estimator a
     heavy-ball  m = momentum * m + v;                  direction m
     nesterov    m = momentum * m + v;                  direction momentum * m + v
     adam        m, s: running means of v and v^2;      direction m / (sqrt(s) + small), both corrected for their start
+    growing     as nesterov, times `factor` for every round (from the 7th to the 20th) whose last five v agree: their
+                mean inner product is more than noise makes of it; times `most` in the end at most
 
-They are optax's. `small` keeps coordinates that see little but noise from being blown up.
+The first three are optax's. `small` keeps coordinates that see little but noise from being blown up. `growing` is for
+private estimates: where steps are short for the noise, and the signal is strong, releases keep pointing the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -55,10 +58,52 @@ class Optimiser(eqx.Module):
         return RULES[self.kind](**self.numbers)
 
 
+WINDOW, FROM, UNTIL = 5, 7, 20  # v that are compared; rounds after which steps may grow
+CLEARLY = 0.04  # the least agreement that is worth a longer step, in what noise and change make of one v
+
+
+def agree(window: Float[Array, "q d"]) -> Array:
+    """Whether so many estimates have a mean inner product beyond that of noise alone, by one deviation of it."""
+    count, size = window.shape
+    pairs = count * (count - 1)
+    mean = jnp.mean(window, axis=0)
+    between = (jnp.sum((count * mean) ** 2) - jnp.sum(window**2)) / pairs
+    apart = jnp.sum((window - mean) ** 2) / (count - 1)
+    return between > (CLEARLY + math.sqrt(2 / (pairs * size))) * apart
+
+
+class Growth(NamedTuple):
+    """What `growing` keeps."""
+
+    momentum: Any
+    window: Float[Array, "q d"]  # the last v
+    done: Array  # rounds
+    longer: Array
+
+
+def growing(momentum: Any, factor: Any, most: Any) -> optax.GradientTransformation:
+    """Nesterov's momentum, with longer steps where releases keep agreeing."""
+    plain = optax.trace(momentum, nesterov=True)
+
+    def init(params: Any) -> Growth:
+        return Growth(plain.init(params), jnp.zeros((WINDOW, params.size)), jnp.int32(0), jnp.float32(1))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Growth]:
+        window, done = jnp.roll(state.window, -1, axis=0).at[-1].set(updates), state.done + 1
+        asked = (done >= FROM) & (done <= UNTIL)
+        longer = jnp.where(asked & agree(window), jnp.minimum(most, factor * state.longer), state.longer)
+        direction: Any
+        direction, own = plain.update(updates, state.momentum)
+        return longer * direction, Growth(own, window, done, longer)
+
+    return optax.GradientTransformation(init, update)
+
+
 RULES: dict[str, Callable[..., Any]] = {
     "heavy-ball": lambda momentum: optax.trace(momentum),
     "nesterov": lambda momentum: optax.trace(momentum, nesterov=True),
     "adam": lambda first, second, small: optax.scale_by_adam(first, second, small),
+    "growing": growing,
 }
 
 
@@ -94,6 +139,7 @@ OPTIMISERS: dict[str, dict[str, tuple[float, float, float]]] = {
     "heavy-ball": {"momentum": (0.0, 1.0, 0.9)},
     "nesterov": {"momentum": (0.0, 1.0, 0.9)},
     "adam": {"first": (0.0, 1.0, 0.9), "second": (0.0, 1.0, 0.999), "small": (0.0, math.inf, 1e-8)},
+    "growing": {"momentum": (0.0, 1.0, 0.9), "factor": (1.0, math.inf, 1.3), "most": (1.0, math.inf, 4.0)},
 }
 DECAYS: dict[str, dict[str, tuple[float, float, float]]] = {
     "polynomial": {"power": (0.0, math.inf, 0.5)},

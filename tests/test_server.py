@@ -16,7 +16,7 @@ from silodp.facts import Facts
 from silodp.plan.parts import built, settled_facts
 from silodp.prox import build_prox, build_sum
 from silodp.run.steps import stays_above
-from silodp.server import Averaging, Optimiser, build_average, build_decay, build_optimiser
+from silodp.server import Averaging, Optimiser, agree, build_average, build_decay, build_optimiser
 from tests.cases import case
 from tests.test_algorithms import ran
 
@@ -47,6 +47,45 @@ def test_optimisers_do_what_they_are_named_after():
         first, second = 0.9 * first + 0.1 * v, 0.999 * second + 0.001 * v**2
         expected = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
         np.testing.assert_allclose(found, expected, rtol=2e-4)
+
+
+def grown(signal: float, rounds: int, seed: int = 0) -> list[float]:
+    """How much longer the directions are than Nesterov's, where every v is a signal beside noise."""
+    rng, kept, plain = np.random.default_rng(seed), None, None
+    growing, nesterov = (
+        build_optimiser({"kind": "growing", "momentum": 0.5}),
+        build_optimiser({"kind": "nesterov", "momentum": 0.5}),
+    )
+    assert growing is not None and nesterov is not None
+    kept, plain, found = growing.open(jnp.zeros(20)), nesterov.open(jnp.zeros(20)), []
+    for _ in range(rounds):
+        v = jnp.asarray(signal + rng.normal(size=20), jnp.float32)
+        (longer, kept), (direction, plain) = growing(v, kept), nesterov(v, plain)
+        np.testing.assert_allclose(longer, longer[0] / direction[0] * direction, rtol=1e-4)
+        found.append(float(longer[0] / direction[0]))
+    return found
+
+
+def test_steps_grow_while_releases_agree_and_not_by_noise():
+    found = grown(1.0, 30)
+    np.testing.assert_allclose(found[:9], [1, 1, 1, 1, 1, 1, 1.3, 1.3**2, 1.3**3], rtol=1e-4)
+    np.testing.assert_allclose(found[12:], 4.0, rtol=1e-4)  # the most
+    assert np.mean([grown(0.0, 20, seed)[-1] for seed in range(10)]) < 2.0  # by luck, now and then
+    late = grown(0.0, 60)
+    assert late[19] == pytest.approx(late[-1])  # luck adds up in many rounds: only the first count
+
+
+def test_what_agrees_is_told_by_the_pairs_of_estimates():
+    rng = np.random.default_rng(3)
+    seen = []
+    for shift in np.linspace(0, 0.6, 40):
+        window = rng.normal(size=(5, 12)) + shift
+        pairs = [window[i] @ window[j] for i in range(5) for j in range(i)]
+        apart = np.sum(np.var(window, axis=0, ddof=1))
+        seen.append(np.mean(pairs) > (0.04 + np.sqrt(2 / (20 * 12))) * apart)
+        assert bool(agree(jnp.asarray(window, jnp.float32))) == seen[-1]
+    assert 0 < sum(seen) < 40
+    assert not bool(agree(jnp.zeros((5, 12)))) and bool(agree(jnp.ones((5, 12))))
 
 
 @pytest.mark.parametrize("name", ["spider", "soteria-svrg"])
