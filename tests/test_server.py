@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from silodp.algorithms import REGISTRY
 from silodp.core import averaged
@@ -15,9 +16,11 @@ from silodp.errors import ConfigError
 from silodp.facts import Facts
 from silodp.plan.parts import built, settled_facts
 from silodp.prox import build_prox, build_sum
+from silodp.run.runner import resume, train
 from silodp.run.steps import stays_above
 from silodp.server import Averaging, Optimiser, agree, build_average, build_decay, build_optimiser
 from tests.cases import case
+from tests.conftest import made_data
 from tests.test_algorithms import ran
 
 V = [np.array([1.0, -2.0, 0.5]), np.array([0.3, 0.1, -4.0]), np.array([-1.0, 0.0, 2.0])]
@@ -73,6 +76,29 @@ def test_steps_grow_while_releases_agree_and_not_by_noise():
     assert np.mean([grown(0.0, 20, seed)[-1] for seed in range(10)]) < 2.0  # by luck, now and then
     late = grown(0.0, 60)
     assert late[19] == pytest.approx(late[-1])  # luck adds up in many rounds: only the first count
+
+
+def test_steps_that_grow_are_those_of_messages_and_of_a_run_that_was_stopped(tmp_path):
+    def asked(run: dict[str, Any], kind: str = "growing") -> dict[str, Any]:
+        options = {"rounds": 12, "step_size": 0.02, "clip": 1.0, "optimiser": {"kind": kind, "momentum": 0.5}}
+        privacy = {"epsilon": 300.0, "delta": 1e-4}
+        return {"privacy": privacy, "algorithm": {"name": "dp-gd", **options}, "run": run | {"every": 3}}
+
+    flat = lambda run: np.asarray(ravel_pytree(run.params)[0])
+    data = made_data()
+    whole = flat(train(asked({}), data=data, out=tmp_path / "whole"))
+    told = flat(train(asked({"mode": "messages", "test_seed": True}), data=data, out=tmp_path / "messages"))
+    np.testing.assert_allclose(whole, told, rtol=1e-4, atol=1e-5)
+    plain = flat(train(asked({}, "nesterov"), data=data, out=tmp_path / "plain"))
+    assert np.linalg.norm(whole) > 1.5 * np.linalg.norm(plain)  # they did grow
+
+    def stop(x: Any, row: dict[str, float]) -> None:
+        if row["round"] == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(asked({}), data=data, out=tmp_path / "stopped", on_round=stop)
+    np.testing.assert_array_equal(flat(resume(tmp_path / "stopped", data=data)), whole)
 
 
 def test_what_agrees_is_told_by_the_pairs_of_estimates():

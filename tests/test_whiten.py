@@ -372,6 +372,15 @@ def test_auto_is_its_recipe_and_keeps_what_is_given():
     assert (options.name, options.rounds, options.average, options.weights) == ("dp-gd", 6, 10, "size")
     assert prepared.plan.config.whiten is not None and 0 < options.clip < 0.5
     assert prepared.problem.average == 6
+    chosen = lambda kind, epsilon: resolved(
+        parse_config({"model": {"kind": kind}, "privacy": {"epsilon": epsilon}, "algorithm": auto}),
+        Facts((90, 80), ("a", "b"), ("float32[3]", "float32[]" if kind == "linear" else "int32[]")),
+    ).algorithm.optimiser["kind"]
+    assert [chosen("linear", 2.0), chosen("linear", None), chosen("logistic", 2.0)] == [
+        "growing",
+        "nesterov",
+        "nesterov",
+    ]
 
 
 def test_auto_releases_sums_under_a_shuffler_with_hardly_more_noise_than_a_trusted_servers():
