@@ -12,6 +12,7 @@ It sees what is public already, so it costs no privacy, whatever the estimator a
 
 The first three are optax's. `small` keeps coordinates that see little but noise from being blown up. `growing` is for
 private estimates: where steps are short for the noise, and the signal is strong, releases keep pointing the same way.
+Estimates that share their noise, as SPIDER's do between restarts, agree by that as well.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def agree(window: Float[Array, "q d"]) -> Array:
 class Growth(NamedTuple):
     """What `growing` keeps."""
 
-    momentum: Any
+    plain: Any  # of Nesterov's momentum
     window: Float[Array, "q d"]  # the last v
     done: Array  # rounds
     longer: Array
@@ -93,7 +94,7 @@ def growing(momentum: Any, factor: Any, most: Any) -> optax.GradientTransformati
         asked = (done >= FROM) & (done <= UNTIL)
         longer = jnp.where(asked & agree(window), jnp.minimum(most, factor * state.longer), state.longer)
         direction: Any
-        direction, own = plain.update(updates, state.momentum)
+        direction, own = plain.update(updates, state.plain)
         return longer * direction, Growth(own, window, done, longer)
 
     return optax.GradientTransformation(init, update)

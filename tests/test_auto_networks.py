@@ -74,3 +74,6 @@ def test_a_squared_loss_gets_short_steps_and_nothing_clipped_gets_fixed_ones():
     classes = resolved(auto(None, model=mlp), facts((900, 800), ("float32[4]", "int32[]"))).algorithm
     assert classes.step_size == 0.3
     assert "0.1 of the gradient a step" in reasons(auto(None, model=mlp), NUMBERS)[2]
+    clipped, told = chosen(8.0, clip=2.0), reasons(auto(8.0, model=mlp, step_size=3.0), NUMBERS)[2]
+    assert clipped.clip == 2.0 and clipped.step_size * 2.0 == pytest.approx(chosen(8.0).step_size * 0.5)
+    assert "the step size that is given" in told

@@ -311,6 +311,20 @@ def test_a_run_with_local_steps_is_certified(sites, tmp_path):
     assert len(verified(certificates, document)) == 2 and sites.guard("north").ledger.verify() == []
 
 
+def test_where_no_epsilon_holds_against_others_who_collude_certificates_say_so(tmp_path):
+    """Infinity is nothing that JSON can say: the run ended without certificates, after all was spent."""
+    sites = Federation(tmp_path, {"north": 5000, "south": 20})
+    algorithm = {"name": "sdp-spider", "weights": "size", "rounds": 1, "restart": 1}
+    document = sites.document(config_of(privacy={"trust": "shuffled", "epsilon": 2.0}, algorithm=algorithm))
+    assert "if masks are broken: epsilon none" in approval.screen(sites.folders["south"], document)
+    (tmp_path / "run").mkdir()
+    certificates = drive(document, sites.approve(document), sites.rpc, tmp_path / "run")
+    assert len(verified(certificates, document)) == 2
+    found = [statement["body"]["collusion"] for statement in certificates]
+    assert any(None in each.values() for each in found)
+    sites.close()
+
+
 def test_what_a_certificate_tells_the_server(sites):
     """No total where the operator tells none, and one model for good."""
     file = sites.folders["north"] / "guard.toml"

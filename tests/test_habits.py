@@ -18,16 +18,18 @@ from typer.testing import CliRunner
 
 import silodp
 from silodp.cli import app
+from silodp.data import read_data
 from silodp.errors import ConfigError
 from silodp.parse import load_config, parse_config, to_toml
 from silodp.plan import auto
 from silodp.plan.identity import fingerprint
 from silodp.plan.make import make_plan, resolved
-from silodp.plan.objects import facts_of
+from silodp.plan.objects import config_from, facts_of
 from silodp.privacy.kinds import Full, Poisson, Releases, Spent
 from silodp.privacy.selection import Trials, mixed_selection_epsilon, selection_epsilon
 from silodp.reproduce import driver, names
-from silodp.run import group
+from silodp.run import group, parts
+from silodp.run.directory import RunDirectory
 from silodp.run.prepare import prepare
 from silodp.run.runner import resume, train
 from silodp.run.selection import select_privately
@@ -152,6 +154,11 @@ def test_a_runs_own_config_is_what_was_asked(tmp_path):
     assert "weights" not in own.algorithm.model_fields_set and own == asked
     facts = facts_of(DATA)
     assert fingerprint(make_plan(own, facts)) == fingerprint(make_plan(asked, facts))
+
+
+def test_none_beside_an_object_says_nothing():
+    told = config_from(algorithm="auto", epsilon=3.0, privacy={"epsilon": None, "delta": 1e-4})
+    assert told.privacy.epsilon == 3.0
 
 
 @pytest.mark.parametrize(("section", "key"), [("algorithm", "step_size"), ("algorithm", "rounds"), ("model", "hidden")])
@@ -360,6 +367,35 @@ def test_auto_stands_in_a_sweep_beside_others_but_not_where_it_makes_the_model(c
     for setting in ({"algorithm.name": "auto"}, {"algorithm.name": "dp-gd"}):
         mine, own = (resolved(with_values(config, setting), facts_of(DATA)) for config in (asked, kept))
         assert mine == own
+
+
+def test_a_stopped_sweep_goes_on_under_the_plans_that_it_began_with(tmp_path, monkeypatch):
+    asked = parse_config(tree(data={"source": "wbcd", "silos": 3}, sweep={"grid": {"algorithm.rounds": [2, 3]}}))
+    monkeypatch.setattr(parts, "told", interrupted := OneOf(parts.told))
+    with pytest.raises(KeyboardInterrupt):
+        parts.sweep_in(tmp_path / "sweep", asked, read_data(asked.data))
+    assert interrupted.calls == 2
+    file = tmp_path / "sweep" / "config.toml"
+    begun = file.read_text()
+    file.write_text(begun.replace("epsilon = 4.0", "epsilon = 9.0"))
+    with pytest.raises(ConfigError, match=r"parts\.json: begun by another plan"):
+        parts.resume_sweep(RunDirectory.open(tmp_path / "sweep"))
+    file.write_text(begun)
+    found = parts.resume_sweep(RunDirectory.open(tmp_path / "sweep"))
+    assert [each.epsilon for each in found] == [pytest.approx(4.0, rel=1e-3)] * 2
+
+
+class OneOf:
+    """The function once; the second call is interrupted, and after that it is the function again."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *given):
+        self.calls += 1
+        if self.calls == 2:
+            raise KeyboardInterrupt
+        return self.function(*given)
 
 
 def test_numbers_stay_numbers_and_are_shown_as_a_config_writes_them():

@@ -387,6 +387,18 @@ def test_group_privacy():
     assert math.log(3 * accountant.delta(sampled, three / 3)) + 2 * three / 3 <= math.log(1e-5) + 1e-6
 
 
+@pytest.mark.parametrize("sampling", [Poisson(0.001), FixedSize(1, 1000), Poisson(0.5)])
+def test_very_much_noise_at_a_very_small_delta_has_an_epsilon_that_holds(sampling):
+    """There the Renyi quadrature rounds to 0, and 0 is what the epsilon was; a group's search then never ended."""
+    for multiplier, count, delta in ((1e4, 1, 1e-13), (1e4, 10**5, 1e-9), (1e5, 1000, 1e-12), (1e3, 1, 1e-14)):
+        run = [spent(sampling, multiplier, count)]
+        epsilon = accountant.epsilon(run, delta)
+        assert epsilon > 0 and accountant.delta(run, epsilon) <= delta * 1.05 + 2 * accountant._slack(tuple(run))
+    assert (accountant.rdp([spent(sampling, 1e5)], accountant.ORDERS) > 0).all()
+    group = accountant.group_epsilon([spent(sampling, 1e5)], 1e-13, 2)
+    assert group == math.inf or 0 < group < 1
+
+
 # ---- monotonicity ----------------------------------------------------------------------------------------------------
 
 kinds = st.one_of(

@@ -30,6 +30,21 @@ def config(trust="untrusted", **sweep):
     return parse_config(tree | {"sweep": settings | sweep})
 
 
+def test_settings_with_models_of_their_own_are_refused_whichever_are_drawn():
+    """What is tried is drawn; what it costs is of all settings on one model."""
+    options = {"name": "dp-sgd", "batch": 5, "rounds": 2, "clip": 1.0, "step_size": 0.1}
+    asked = parse_config(
+        {
+            "model": {"kind": "mlp", "hidden": [3]},
+            "privacy": {"epsilon": 3.0, "delta": 1e-4},
+            "algorithm": options,
+            "sweep": {"grid": {"algorithm.name": ["auto", "dp-sgd"]}},
+        }
+    )
+    with pytest.raises(ConfigError, match="sweep them apart"):
+        plans_of(asked, grid_of(asked), made_data(), None)
+
+
 def test_the_winner_costs_what_the_theorem_says(tmp_path):
     chosen = select_privately(config("trusted"), data=made_data())
     assert chosen.outcome.values["algorithm.step_size"] in (0.1, 0.5)

@@ -59,6 +59,11 @@ def test_batches_of_a_whole_silo_have_an_epsilon_too():
         assert 1.9 < max(plan.epsilon(silo) for silo in range(2)) <= 2.0
 
 
+def test_noise_that_hides_no_whole_silo_is_refused():
+    with pytest.raises(ConfigError, match=r"privacy\.unit = 'user': no epsilon holds for so many records together"):
+        planned(unit="user", batch=4, epsilon=None, multipliers={"value": 1.0})
+
+
 def test_the_certificate_says_what_is_protected_and_shows_the_whole_curve():
     plan = planned(unit="user")
     told = certificate(plan, [plan.spent(0), plan.spent(1)], Context())

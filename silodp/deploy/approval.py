@@ -15,7 +15,7 @@ from silodp.deploy.policy import Policy, is_shuffler, operators_file, read_polic
 from silodp.deploy.signing import Key, canonical, read_document, words
 from silodp.digits import rounded_down, rounded_up
 from silodp.errors import ConfigError
-from silodp.plan.certificate import collusion_lines, unit_of
+from silodp.plan.certificate import collusion_lines, known_levels, unit_of
 
 
 def load(path: Path, outside: Iterable[str] = ()) -> Document:
@@ -51,7 +51,9 @@ def screen(folder: Path, document: Document) -> str:
     options, facts = plan.config.algorithm, plan.facts
     others = [f"{name} ({facts.sizes[i]} records)" for i, name in enumerate(facts.names) if i != index]
     level = f"epsilon {rounded_up(plan.epsilon(index))} at delta {rounded_up(plan.config.privacy.delta)}"
-    levels = plan.if_others_collude(index, plan.spent(index), plan.config.privacy.delta, plan.together(index))
+    levels = known_levels(
+        plan.if_others_collude(index, plan.spent(index), plan.config.privacy.delta, plan.together(index))
+    )
     left = max(0.0, limits.total_epsilon - after)
     lines = [
         f"Plan of run {document.run}",

@@ -17,6 +17,7 @@ from silodp.deploy.spending import epsilon_over, is_charged_singly, read, writte
 from silodp.deploy.wire import is_number, plain
 from silodp.digits import rounded_up, several, together
 from silodp.errors import Refused
+from silodp.plan.certificate import known_levels
 from silodp.plan.plan import cost_of
 from silodp.privacy import adaptive
 
@@ -60,7 +61,7 @@ TOLD: Form = SHARED | {  # what stands in a certificate; a hostile site signs an
     "records_together": lambda told: _count(told) and told >= 1,
     "total_epsilon": _or_none(is_number), "total_delta": _or_none(_delta), "runs": _or_none(_count),
     "releases": lambda told: isinstance(told, list), "sees": _text,
-    "collusion": _or_none(lambda told: _table(told) and all(is_number(each) for each in told.values())),
+    "collusion": _or_none(lambda told: _table(told) and all(_or_none(is_number)(each) for each in told.values())),
     "model": _or_none(lambda told: is_hash(told)),
 }  # fmt: skip
 SHUFFLER_TOLD: Form = SHARED | {"batches": _count}
@@ -91,7 +92,7 @@ def certificate_of(policy: Policy, key: Key, ledger: Ledger, document: Document,
         "record_epsilon": cost_of(plan.apart(own), delta, 1),
         "releases": [marked(line, plan) for line in found.counted],
         "sees": plan.channel.sees,
-        "collusion": plan.if_others_collude(index, own, delta, group),
+        "collusion": known_levels(plan.if_others_collude(index, own, delta, group)),
         "model": model,
         "total_epsilon": epsilon_over(runs, policy.limits.total_delta) if policy.tell_budget else None,
         "total_delta": policy.limits.total_delta if policy.tell_budget else None,
@@ -243,7 +244,7 @@ def check_planned(body: Mapping[str, Any], document: Document) -> None:
         raise Refused(f"certificate of {site}: its promise is to another number of records than the plan's")
     check_releases(body["releases"], document, index)
     left = plan.if_others_collude(index, read(body["releases"]), body["delta"], body["records_together"])
-    if not same_levels(body["collusion"], left):
+    if not same_levels(body["collusion"], known_levels(left)):
         raise Refused(f"certificate of {site}: what is left if others collude is not what its releases leave")
     several = plan.released_together(index)
     answers = max((1 if line["stream"] in several else line["count"] for line in body["releases"]), default=0)
@@ -269,10 +270,12 @@ def check_releases(lines: Sequence[Mapping[str, Any]], document: Document, index
         raise Refused(f"certificate of {site}: fewer streams than those of a plan that waits for every site")
 
 
-def same_levels(told: Mapping[str, float] | None, left: Mapping[str, float] | None) -> bool:
+def same_levels(told: Mapping[str, float | None] | None, left: Mapping[str, float | None] | None) -> bool:
     if told is None or left is None:
         return told is left
-    return told.keys() == left.keys() and all(math.isclose(told[who], left[who], rel_tol=1e-6) for who in left)
+    as_number = lambda epsilon: math.inf if epsilon is None else epsilon  # None: no epsilon holds
+    same = lambda who: math.isclose(as_number(told[who]), as_number(left[who]), rel_tol=1e-6)
+    return told.keys() == left.keys() and all(map(same, left))
 
 
 def said(body: Mapping[str, Any], key: str) -> str:

@@ -128,7 +128,7 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     ridge = [ridge_reason(sum(facts.sizes))] if features <= MOST_FEATURES and section.ridge is None else []
     moment = [] if given else [moment_reason(features, std, clip_norm), *ridge, lines]
     steps = f"steps grow with the whitened directions, at most {longest_steps(nu):.3g} times: noise grows with them"
-    if recipe.optimiser == GROWING:
+    if recipe.optimiser == GROWING and "optimiser" not in config.algorithm.model_fields_set:
         steps += ", and with every round in which five releases agree by more than noise, 4 times at most"
     return [*moment, full if nu <= recipe.noise else lower, steps]
 

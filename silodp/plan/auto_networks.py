@@ -55,6 +55,7 @@ def is_network(config: Config) -> bool:
 def network_tree(config: Config, facts: Facts, std: float) -> dict[str, Any]:
     """The sections that `auto` fills in; std: on the average gradient, in clip norms, of the budget in one release."""
     rounds = chosen_rounds(config, facts, std)
+    given = config.algorithm.model_dump(exclude_unset=True, exclude={"name"})
     options: dict[str, Any] = {
         "name": "dp-sgd" if config.privacy.private else "mb-sgd",
         "rounds": rounds,
@@ -63,8 +64,7 @@ def network_tree(config: Config, facts: Facts, std: float) -> dict[str, Any]:
         "average": AVERAGE,
     }
     if config.privacy.private:
-        options |= {"clip": CLIP, "step_size": step_of(config, facts, std) / CLIP}
-    given = config.algorithm.model_dump(exclude_unset=True, exclude={"name"})
+        options |= {"clip": CLIP, "step_size": step_of(config, facts, std) / (given.get("clip") or CLIP)}
     return {"algorithm": options | given, "model": model_tree(config)}
 
 
@@ -80,7 +80,9 @@ def network_reasons(config: Config, facts: Facts, std: float) -> list[str]:
     shorter = f", {path.at(nu) / path.longest:.0%} of that of large tasks" if nu > path.quiet else ""
     steps = f"steps of {step:.2g}, a path of {rounds * step:.3g}{shorter}: {noise}"
     if not config.privacy.private:
-        steps = f"{path.unclipped:g} of the gradient a step: nothing is clipped or noised"
+        steps, noise = f"{path.unclipped:g} of the gradient a step: nothing is clipped or noised", "there is none"
+    if "step_size" in config.algorithm.model_fields_set:
+        steps = "the step size that is given"
     few = "more would pay with less noise" if nu > STILL else f"noise is below {STILL:g}, so that many pay"
     return [
         f"batches of {batch_of(facts)} records a silo, {RATE:.0%} of the smallest: noise as of all, for less work",
@@ -106,7 +108,8 @@ def built(config: Config, facts: Facts) -> Model | None:
 
 def path_for(config: Config, facts: Facts) -> Path:
     model = built(config, facts)
-    return SQUARED if model is not None and model.metric == "mse" else CROSS_ENTROPY
+    squared = facts.task == "regression" if model is None else model.metric == "mse"
+    return SQUARED if squared else CROSS_ENTROPY
 
 
 def step_of(config: Config, facts: Facts, std: float) -> float:

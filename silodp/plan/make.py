@@ -39,9 +39,14 @@ def make_plan(config: Config, facts: Facts) -> Plan:
 
 
 def refuse_uncounted(plan: Plan) -> None:
-    """A target whose noise is so little that the accountant takes it for none: no certificate could tell an epsilon."""
-    epsilon = plan.config.privacy.epsilon
+    """Noise so little that it counts as none, or that hides no group: no certificate could tell an epsilon."""
+    epsilon, unit = plan.config.privacy.epsilon, plan.config.privacy.unit
     if epsilon is None:
+        if plan.private and unit != "record" and math.isinf(plan.epsilon(0)):
+            raise ConfigError(
+                f"privacy.unit = {unit!r}: no epsilon holds for so many records together, with the noise that is "
+                "given; give privacy.epsilon, or unit = 'record'"
+            )
         return
     little = any(spent.releases.count and spent.multiplier < accountant.NO_NOISE for spent in plan.spent(0))
     if little and math.isinf(plan.epsilon(0)):

@@ -142,7 +142,7 @@ def section_keys(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(keys, Mapping):
         hint = f", {HINTS[section]}" if section in HINTS else ""
         raise ConfigError(f"{section} = {keys!r}: must be a dict of the section's keys{hint}")
-    return {f"{section}.{key}": value for key, value in keys.items()}
+    return {f"{section}.{key}": value for key, value in keys.items() if value is not None}  # None says nothing
 
 
 def put(values: dict[str, Any], more: Mapping[str, Any]) -> None:

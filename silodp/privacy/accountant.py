@@ -41,9 +41,9 @@ _CELLS_PER_SCALE = 60  # grid cells per root mean square loss of one release: er
 _MOST_CELLS = 1 << 21
 _ROUNDING = 1e-16  # of the convolution's FFT, per release
 NO_NOISE = 1e-3  # a smaller multiplier (mu above 1000) counts as none: pessimistic, and no grid could hold it
-_LEAST_RENYI = 1e-15  # below, e^-cost is 1 in float64, and dp_accounting takes the logarithm of nothing
+_LEAST_RENYI = 1e-15  # below, e^-cost is 1 in float64: dp_accounting takes the logarithm of nothing, or says epsilon 0
 _TINY = 1e-320
-_GROUP_STEP = 1.1  # of the search for a group's epsilon
+_GROUP_STEP, _LEAST_EPSILON = 1.1, 1e-9  # of the search for a group's epsilon
 _HARDLY = 1e-4  # in the logarithm of the noise
 _VERSIONS = lru_cache(lambda: tuple(metadata.version(name) for name in ("dp-accounting", "numpy", "scipy")))
 _FIRST_STEP = 0.05  # of the search for the noise, in its logarithm: the first guess is that near
@@ -207,7 +207,7 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
     """Epsilon when `records` records of a silo change at once (user level: all of one person's).
 
     Gaussian: exactly that of records * mu. Otherwise (k eps, k e^{(k-1) eps} delta) from any valid
-    (eps, delta) (paper 001, Appendix B), at the best eps.
+    (eps, delta) (paper 001, Appendix B), at the smallest eps that will do.
     """
     check_delta(delta)
     if records < 1:
@@ -224,7 +224,7 @@ def group_epsilon(spent: Sequence[Spent], delta: float, records: int) -> float:
         return gaussian.epsilon_of(rest, records * mu) + loss if rest >= delta / 2 else math.inf
     excess = lambda each: math.log(max(_delta(spent, each), _TINY) * records / delta) + (records - 1) * each
     # It falls until delta is at its floor, and grows from there: what will do is looked for from below.
-    low = high = epsilon(spent, delta / records)
+    low = high = max(epsilon(spent, delta / records), _LEAST_EPSILON)
     last = (math.log(delta / records) - math.log(_TINY)) / (records - 1)  # beyond, no delta is small enough
     while high <= last and excess(high) > 0:
         low, high = high, high * _GROUP_STEP
@@ -324,7 +324,7 @@ def _epsilon_of_mixed(parts: tuple[Spent, ...], delta: float) -> float:
     if delta > slack:
         best = float(_composed(parts).get_epsilon_for_delta(delta - slack))
     if delta < 100 * slack and _has_rdp(parts):
-        renyi = renyi_dp.compute_epsilon(ORDERS, rdp(parts, ORDERS), delta)[0]
+        renyi = renyi_dp.compute_epsilon(ORDERS, _costs(parts), delta)[0]
         best = min(best, float(renyi))
     return best
 
@@ -339,10 +339,13 @@ def _delta_of_noisy(parts: tuple[Spent, ...], epsilon: float) -> float:
     if slack < math.inf:
         best = min(best, float(_composed(parts).get_delta_for_epsilon(epsilon)) + slack)
     if best < 100 * slack and _has_rdp(parts):
-        costs = np.maximum(rdp(parts, ORDERS), _LEAST_RENYI)
-        renyi = renyi_dp.compute_delta(ORDERS, costs, epsilon)[0]
+        renyi = renyi_dp.compute_delta(ORDERS, _costs(parts), epsilon)[0]
         best = min(best, float(renyi))
     return best
+
+
+def _costs(parts: tuple[Spent, ...]) -> Float[np.ndarray, " a"]:
+    return np.maximum(rdp(parts, ORDERS), _LEAST_RENYI)
 
 
 def _has_rdp(parts: tuple[Spent, ...]) -> bool:

@@ -36,6 +36,7 @@ special = Later("scipy.special")
 _TAIL = 9.0  # normal deviates, beyond which a component has no mass to speak of (1e-19)
 _LOST = 1e-18  # probability of one release that counts as a total loss of privacy
 _TABLE = 1 << 13
+_ROUNDED = 1e-14  # of the quadrature's logarithm: with much noise all of it is rounding, and 0 would promise too much
 _LARGEST_EXPONENT = 400.0  # order * shift; beyond it the quadrature for RDP is not attempted
 
 
@@ -126,7 +127,7 @@ class MixturePair:
         largest = powers.max()
         integral = largest + math.log(np.exp(powers - largest) @ trapezoid)
         total = np.logaddexp(integral, math.log(atom))
-        return max(0.0, float(total)) / (order - 1)
+        return (max(0.0, float(total)) + _ROUNDED) / (order - 1)
 
     def _log_sum(self, means: tuple[float, ...], x: np.ndarray) -> np.ndarray:
         terms = [math.log(w) + m * x - m * m / 2 for w, m in zip(self.weights, means, strict=True)]

@@ -47,6 +47,12 @@ PARTS = "parts.json"  # of a sweep: which settings are stacked (silodp.run.parts
 CHECKPOINT, HISTORY, SILOS, COINS = "checkpoint.safetensors", "history.jsonl", "silos", "coins.*"
 
 
+OTHER_PLAN = (
+    "begun by another plan than config.toml gives now: another version chooses otherwise, or the config or the silos' "
+    "sizes were changed; go on with what began it, or start anew"
+)
+
+
 class RunDirectory:
     """Reads and writes one run's files."""
 
@@ -166,10 +172,7 @@ class RunDirectory:
         if meta.get("checksum") != checksum(arrays, told.encode()):
             raise ConfigError(f"{file}: damaged; what it holds is not what was written")
         if meta.get("plan") != self.plan:  # what was released so far, and what would be, are not of one account
-            raise ConfigError(
-                f"{file}: begun by another plan than config.toml gives now: another version chooses otherwise, or data "
-                "or config were changed; go on with what began it, or start a new run"
-            )
+            raise ConfigError(f"{file}: {OTHER_PLAN}")
         self.promised = meta["history"]
         return rebuilt(like, [arrays[name] for name in names]), int(arrays["rows"])
 

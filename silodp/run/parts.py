@@ -1,11 +1,13 @@
 """A sweep in a directory, part by part: what is done is kept, so that a stopped sweep goes on. Parts may run elsewhere.
 
-parts.json      which settings are stacked, fixed when the sweep begins: stacked otherwise, they would round otherwise
+parts.json      which settings are stacked, fixed when the sweep begins: stacked otherwise, they would round otherwise;
+                and a hash of all settings' plans
 parts/N.json    what came of a part's settings (removed when the sweep is complete)
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +25,9 @@ from silodp.data import FederatedData, read_data
 from silodp.errors import ConfigError
 from silodp.parse import parse_config
 from silodp.plan.advice import warn_of_run
-from silodp.run.directory import PARTS, RunDirectory
+from silodp.plan.identity import fingerprint
+from silodp.plan.make import make_plan
+from silodp.run.directory import OTHER_PLAN, PARTS, RunDirectory
 from silodp.run.group import Ran, part_size
 from silodp.run.prepare import Ground, Prepared, prepared_on
 from silodp.run.progress import Progress, silent
@@ -59,7 +63,7 @@ def sweep_in(
     settings = Settings(config, data)
     parts = settings.divided(place)
     directory = RunDirectory.create(out, config, sweep_name(config, data))
-    directory.write_json(PARTS, {"parts": [part._asdict() for part in parts]})
+    directory.write_json(PARTS, {"parts": [part._asdict() for part in parts], "plans": settings.fingerprint()})
     return directory, completed(directory, settings, progress, place)
 
 
@@ -71,8 +75,10 @@ def resume_sweep(directory: RunDirectory, progress: Progress = silent, place: Pl
     """Run the parts that are missing; the result is that of an unbroken sweep."""
     if directory.complete:
         raise ConfigError(f"{str(directory.path)!r} is complete; nothing to resume")
-    config = directory.config
-    return completed(directory, Settings(config, read_data(config.data)), progress, place)
+    settings = Settings(directory.config, read_data(directory.config.data))
+    if directory.read_json(PARTS).get("plans") != settings.fingerprint():
+        raise ConfigError(f"{directory.path / PARTS}: {OTHER_PLAN}")
+    return completed(directory, settings, progress, place)
 
 
 def completed(directory: RunDirectory, settings: Settings, progress: Progress, place: Place | None) -> list[Tried]:
@@ -114,6 +120,11 @@ class Settings:
         if number not in self.prepared:
             self.prepared[number] = prepared_on(self.ground, self.configs[number])
         return self.prepared[number]
+
+    def fingerprint(self) -> str:
+        """Of all plans: what is kept of a sweep goes on under these, or not at all."""
+        each = [fingerprint(make_plan(config, self.ground.facts)) for config in self.configs]
+        return hashlib.sha256("".join(each).encode()).hexdigest()
 
     def divided(self, place: Place | None) -> list[Part]:
         """As many parts at once as there are cores here or, if that is more, workers."""

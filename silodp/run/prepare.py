@@ -185,11 +185,7 @@ def prepare(
 
 def prepared_on(ground: Ground, config: Config) -> Prepared:
     """One setting on data that is loaded already; of a simulation the stages before its training are asked."""
-    plan = make_plan(config, ground.facts)
-    if ground.stages != stage_names(plan.config):
-        raise ConfigError("algorithm.name: some settings whiten the features and some do not; sweep them apart")
-    if ground.section != plan.config.model:
-        raise ConfigError("algorithm.name: auto chooses parts of the model, others do not; sweep them apart")
+    plan = plan_on(ground, config)
     raw, bounds, account = ground, {}, None
     for name in plan.before:
         stage = plan.at(name)
@@ -201,6 +197,16 @@ def prepared_on(ground: Ground, config: Config) -> Prepared:
             account = spent if account is None else account.joined(spent)
         ground = ground.mapped(plan.derived(name, released))
     return replace(assembled(ground, plan, bounds, account), raw=raw)
+
+
+def plan_on(ground: Ground, config: Config) -> Plan:
+    """Of one setting; all settings on a ground have the same model and stages."""
+    plan = make_plan(config, ground.facts)
+    if ground.stages != stage_names(plan.config):
+        raise ConfigError("algorithm.name: some settings whiten the features and some do not; sweep them apart")
+    if ground.section != plan.config.model:
+        raise ConfigError("algorithm.name: auto chooses parts of the model, others do not; sweep them apart")
+    return plan
 
 
 def asked_stage(ground: Ground, stage: Plan, records: PyTree, x0: Vector) -> tuple[Vector, Account]:

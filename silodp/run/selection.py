@@ -25,7 +25,6 @@ from silodp.errors import ConfigError
 from silodp.models import Model
 from silodp.plan.certificate import SIMULATED, as_text, certificate, known
 from silodp.plan.identity import identity
-from silodp.plan.make import make_plan
 from silodp.plan.objects import as_config
 from silodp.plan.plan import Plan
 from silodp.privacy.accountant import gdp
@@ -33,7 +32,7 @@ from silodp.privacy.selection import Trials, mixed_selection_epsilon
 from silodp.randomness import seeded
 from silodp.report.files import write_report
 from silodp.run.directory import RunDirectory, model_bytes, versions
-from silodp.run.prepare import Ground
+from silodp.run.prepare import Ground, plan_on
 from silodp.run.result import summary_of
 from silodp.run.runner import context_of, maps_of
 from silodp.run.sweep import HELD_OUT, Outcome, Value, best_of, grid_of, run_points, with_values
@@ -109,8 +108,8 @@ def released_of(outcome: Outcome, plan: Plan) -> Outcome:
 def plans_of(base: Config, grid: list[dict[str, Value]], data: FederatedData | None, model: Model | None) -> list[Plan]:
     """Of every setting of the grid; nothing is asked of records."""
     configs = [with_values(base, point) for point in grid]
-    facts = Ground.of(configs[0], data, model).facts
-    return [make_plan(config, facts) for config in configs]
+    ground = Ground.of(configs[0], data, model)
+    return [plan_on(ground, config) for config in configs]
 
 
 def price_of(plans: list[Plan], silo: int, trials: Trials, records: int = 1) -> float:

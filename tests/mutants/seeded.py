@@ -1308,4 +1308,16 @@ MUTANTS = [
         "an mlp for numbers takes the steps of classes, and is worse than their mean",
         "tests/test_auto_networks.py::test_a_squared_loss_gets_short_steps_and_nothing_clipped_gets_fixed_ones",
     ),
+    Mutant(
+        "renyi-rounded-to-nothing", "silodp/privacy/mixture.py",
+        "(max(0.0, float(total)) + _ROUNDED)", "max(0.0, float(total))",
+        "with very much noise at a very small delta the epsilon is 0",
+        "tests/test_privacy_accountant.py::test_very_much_noise_at_a_very_small_delta_has_an_epsilon_that_holds",
+    ),
+    Mutant(
+        "sweep-resumed-under-other-plans", "silodp/run/parts.py",
+        'if directory.read_json(PARTS).get("plans") != settings.fingerprint():', "if False:",
+        "a stopped sweep goes on with other epsilons",
+        "tests/test_habits.py::test_a_stopped_sweep_goes_on_under_the_plans_that_it_began_with",
+    ),
 ]  # fmt: skip
