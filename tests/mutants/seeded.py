@@ -1292,7 +1292,7 @@ MUTANTS = [
     ),
     Mutant(
         "group-epsilon-from-above", "silodp/privacy/accountant.py",
-        "_GROUP_STEP = 1.1 ", "_GROUP_STEP = 1000.0 ",
+        "_GROUP_STEP, _LEAST_EPSILON = 1.1, 1e-9", "_GROUP_STEP, _LEAST_EPSILON = 1000.0, 1e-9",
         "the search steps over the few epsilons that hold for a group",
         "tests/test_units.py::test_batches_of_a_whole_silo_have_an_epsilon_too",
     ),
@@ -1304,7 +1304,7 @@ MUTANTS = [
     ),
     Mutant(
         "long-steps-of-squares", "silodp/plan/auto_networks.py",
-        'return SQUARED if model is not None and model.metric == "mse" else CROSS_ENTROPY', "return CROSS_ENTROPY",
+        'return SQUARED if squared else CROSS_ENTROPY', "return CROSS_ENTROPY",
         "an mlp for numbers takes the steps of classes, and is worse than their mean",
         "tests/test_auto_networks.py::test_a_squared_loss_gets_short_steps_and_nothing_clipped_gets_fixed_ones",
     ),
