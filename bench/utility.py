@@ -61,7 +61,7 @@ STAGES = (FIRST, LATER, [DEFAULTS])  # all tasks have one before any has the nex
 METHODS = [method for stage in STAGES for method in stage]
 # No more splits of small tasks, of what is dear. A method is compared with `auto` on the splits that both have.
 DEAR = {*FAMILIES, "local", "opacus", "diffprivlib", "dp-ebm", DEFAULTS}
-DOUBTFUL = 24  # splits, at least, of `auto` and of what is ahead of it by more than the target
+DOUBTFUL = 60  # splits, at least, of `auto` and of what is ahead of it by more than the target
 
 
 def knots_of(made: Split, **privacy: Any) -> int:
