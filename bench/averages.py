@@ -24,12 +24,12 @@ from silodp.parse import parse_config
 from silodp.plan.make import make_plan
 from silodp.plan.plan import Plan
 from silodp.releases import packed
-from silodp.server import FROM, OPTIMISERS, UNTIL, WINDOW, agree, read
+from silodp.server import OPTIMISERS, growing, read
 from silodp.stages.blocks import Blocks
 from silodp.stages.whiten import CENTRE, MOMENT, Centre, Moment, shift_of
 
 DELTA = 1e-5
-GROWTH = OPTIMISERS["growing"]["factor"][-1]
+FACTOR = OPTIMISERS["growing"]["factor"][-1]
 TOGETHER, MOST_ROUNDS = 16, 60  # settings of one program, which all tasks of the same shapes share
 
 
@@ -170,7 +170,8 @@ def stacked(settings: Sequence[Setting]) -> dict[str, Any]:
 def trained(
     rows: Array, tests: Array, y: Array, wanted: Array, given: dict[str, Array], rounds: Any, kind: str, outputs: int
 ) -> Array:
-    """Nesterov's momentum on x -> matrix x; a record's gradient is (residual) (matrix x)^T, clipped as a whole."""
+    """Nesterov's momentum, growing where `most` is above 1, on x -> matrix x; a record's gradient is
+    (residual) (matrix x)^T, clipped as a whole."""
     matrix = given["matrix"]
     metric = jnp.einsum("rij,rik->rjk", matrix, matrix)
     lengths = jnp.sqrt(jnp.maximum(jax.lax.map(lambda m: jnp.sum((rows @ m) * rows, 1), metric), 1e-20))
@@ -183,25 +184,24 @@ def trained(
         link = {"softmax": jax.nn.softmax, "logistic": jax.nn.sigmoid, "linear": lambda s: s}[kind]
         return link(told) - labels
 
-    def step(t: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        w, m, output, window, longer = carry
+    begun = lambda momentum, most, zero: growing(momentum, FACTOR, most).init(zero)
+    moved = lambda momentum, most, g, kept: growing(momentum, FACTOR, most).update(g, kept)
+
+    def step(t: Any, carry: tuple[Array, Any, Array]) -> tuple[Array, Any, Array]:
+        w, kept, output = carry
         r = residual(w)
         long = jnp.sqrt(jnp.sum(r * r, -1)) * lengths
         r = r * jnp.minimum(1, given["clip"][:, None] / jnp.maximum(long, 1e-20))[..., None]
         mean = jnp.einsum("rij,rjc->ric", matrix, jnp.einsum("nk,rnc->rkc", rows, r) / len(rows))
         drawn = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, t), w.shape[1:]))(keys)
         g = mean + column("std") * drawn
-        m = column("momentum") * m + g
-        window = jnp.roll(window, -1, axis=1).at[:, -1].set(g.reshape(len(g), -1))
-        asked = (t + 1 >= FROM) & (t + 1 <= UNTIL)
-        grown = jnp.minimum(given["most"], GROWTH * longer)
-        longer = jnp.where(asked & jax.vmap(agree)(window), grown, longer)
-        w = w - longer[:, None, None] * column("step") * (column("momentum") * m + g)
-        return w, m, output + given["average"][:, t][:, None, None] * w, window, longer
+        directions, kept = jax.vmap(moved)(given["momentum"], given["most"], g.reshape(len(g), -1), kept)
+        w = w - column("step") * directions.reshape(w.shape)
+        return w, kept, output + given["average"][:, t][:, None, None] * w
 
     zero = jnp.zeros((matrix.shape[0], rows.shape[1], outputs))
-    begun = zero, zero, zero, jnp.zeros((len(zero), WINDOW, zero[0].size)), jnp.ones(len(zero))
-    output = jax.lax.fori_loop(0, rounds, step, begun)[2]
+    kept = jax.vmap(begun)(given["momentum"], given["most"], zero.reshape(len(zero), -1))
+    output = jax.lax.fori_loop(0, rounds, step, (zero, kept, zero))[2]
     told = jnp.einsum("nk,rkc->rnc", tests, jnp.einsum("rij,ric->rjc", matrix, output))
     if kind == "softmax":
         return jnp.mean(jnp.argmax(told, -1) == wanted, 1)
