@@ -38,7 +38,6 @@ from silodp.stages.whiten import dearness
 
 ROUNDS, AVERAGE = 20, 10
 OPTIMISER = {"kind": "nesterov", "momentum": 0.5}
-GROWING = {"kind": "growing", "momentum": 0.5}
 MOST_FEATURES = 2000  # of a full moment: beyond, its numbers are too many to compute and send
 SHARE = 0.05  # of mu^2, for the second moment
 NOISE_OF_STEPS, SHORTEST = 0.13, 1.25  # the most that steps are lengthened by, times nu; but no less than this
@@ -63,15 +62,16 @@ class Recipe:
     # knots (ring, which no straight line can tell apart, .14 at 10); numbers that are nearly straight lose by many.
     knots: Mapping[int, float]
     records: int  # for each feature of the lines, at least: fewer are bent to what is peculiar to them
-    # Of noised gradients. What is left of a target that is nearly a sum of its columns keeps pointing the same way.
-    optimiser: Mapping[str, Any]
+    # What steps may grow by while noised gradients agree (silodp.server): what is left of a target that is nearly a sum
+    # of its columns keeps pointing the same way.
+    most: float
 
     def clip_at(self, nu: float) -> float:
         return self.clip * min(1.0, (self.noise / nu) ** self.power)
 
 
-CLASSES = Recipe(16.0, 0.25, 0.01, 0.4, 2.5, {9: 2.0, 5: 3.0, 3: 12.0}, 20, OPTIMISER)
-SQUARES = Recipe(0.5, 5.5, 0.003, 2 / 3, 4.0, {9: 1.0, 5: 2.0, 3: 12.0}, 80, GROWING)  # of loss r^2
+CLASSES = Recipe(16.0, 0.25, 0.01, 0.4, 2.5, {9: 2.0, 5: 3.0, 3: 12.0}, 20, 1.0)
+SQUARES = Recipe(0.5, 5.5, 0.003, 2 / 3, 4.0, {9: 1.0, 5: 2.0, 3: 12.0}, 80, 4.0)  # of loss r^2
 RECIPES = {
     "logistic": CLASSES,
     "softmax": CLASSES,
@@ -94,7 +94,7 @@ def chosen_config(config: Config, facts: Facts, noise: Callable[[Config], float]
         "rounds": ROUNDS,
         "average": AVERAGE,
         "step_size": recipe.step,
-        "optimiser": recipe.optimiser if private else OPTIMISER,
+        "optimiser": OPTIMISER | ({"kind": "growing", "most": recipe.most} if private and recipe.most > 1 else {}),
         **sums_of(config, facts),
     }
     std = 0.0
@@ -128,8 +128,8 @@ def explained(config: Config, facts: Facts, noise: Callable[[Config], float]) ->
     ridge = [ridge_reason(sum(facts.sizes))] if features <= MOST_FEATURES and section.ridge is None else []
     moment = [] if given else [moment_reason(features, std, clip_norm), *ridge, lines]
     steps = f"steps grow with the whitened directions, at most {longest_steps(nu):.3g} times: noise grows with them"
-    if recipe.optimiser == GROWING and "optimiser" not in config.algorithm.model_fields_set:
-        steps += ", and with every round in which five releases agree by more than noise, 4 times at most"
+    if recipe.most > 1 and "optimiser" not in config.algorithm.model_fields_set:
+        steps += f", and while releases agree by more than noise makes them, {recipe.most:g} times at most"
     return [*moment, full if nu <= recipe.noise else lower, steps]
 
 
