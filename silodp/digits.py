@@ -17,6 +17,16 @@ def rounded_up(number: float | None, digits: int = 4) -> str:
     return "none" if number is None else _rounded(number, digits, ROUND_CEILING)
 
 
+def known(epsilon: float) -> float | None:
+    """As JSON can hold it, and a certificate tells it. None: no epsilon holds."""
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def as_number(told: float | None) -> float:
+    """The same, to be compared."""
+    return math.inf if told is None else told
+
+
 def rounded_down(number: float, digits: int = 4) -> str:
     """The same downwards, for what is left of a budget.
 

@@ -15,7 +15,7 @@ from silodp.deploy.shuffling import agreed_terms
 from silodp.deploy.signing import Key, canonical, opened, words
 from silodp.deploy.spending import epsilon_over, is_charged_singly, read, written
 from silodp.deploy.wire import is_number, plain
-from silodp.digits import rounded_up, several, together
+from silodp.digits import as_number, rounded_up, several, together
 from silodp.errors import Refused
 from silodp.plan.certificate import known_levels
 from silodp.plan.plan import cost_of
@@ -273,7 +273,6 @@ def check_releases(lines: Sequence[Mapping[str, Any]], document: Document, index
 def same_levels(told: Mapping[str, float | None] | None, left: Mapping[str, float | None] | None) -> bool:
     if told is None or left is None:
         return told is left
-    as_number = lambda epsilon: math.inf if epsilon is None else epsilon  # None: no epsilon holds
     same = lambda who: math.isclose(as_number(told[who]), as_number(left[who]), rel_tol=1e-6)
     return told.keys() == left.keys() and all(map(same, left))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from silodp.digits import rounded_up
+from silodp.digits import as_number, rounded_up
 from silodp.report.held_out import NAMES, TOO_FEW, tells
 from silodp.report.words import NO_EPSILON, ONE_MACHINE, SIMULATION, in_odds, worst
 
@@ -71,10 +70,7 @@ def table(silos: list[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def as_large(group: Mapping[str, Any]) -> float:
-    return math.inf if group["epsilon"] is None else group["epsilon"]
-
-
 def persons(silos: list[Mapping[str, Any]]) -> str:
-    several = max((silo["several_records_of_one_person"][0] for silo in silos), key=as_large)
+    found = (silo["several_records_of_one_person"][0] for silo in silos)
+    several = max(found, key=lambda group: as_number(group["epsilon"]))
     return f"a person with {several['records']} records in a silo has epsilon {rounded_up(several['epsilon'])}"

@@ -16,7 +16,7 @@ import numpy as np
 from silodp import registry
 from silodp.channels.channel import Levels
 from silodp.data.types import Note
-from silodp.digits import rounded_up, together
+from silodp.digits import known, rounded_up, together
 from silodp.facts import Stream
 from silodp.plan.claim import Claim
 from silodp.plan.plan import Plan
@@ -169,11 +169,6 @@ def neighbours(plan: Plan) -> str:
     else:
         moved = f"{'all' if unit == 'user' else f'up to {unit}'} records of one silo are replaced by any others"
     return f"{moved}; the silos' sizes are public"
-
-
-def known(epsilon: float) -> float | None:
-    """As JSON can hold it. None: no epsilon holds at this delta."""
-    return epsilon if math.isfinite(epsilon) else None
 
 
 def known_levels(levels: Levels) -> dict[str, float | None] | None:

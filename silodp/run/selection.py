@@ -21,9 +21,10 @@ import numpy as np
 
 from silodp.config import Config
 from silodp.data import FederatedData
+from silodp.digits import known
 from silodp.errors import ConfigError
 from silodp.models import Model
-from silodp.plan.certificate import SIMULATED, as_text, certificate, known
+from silodp.plan.certificate import SIMULATED, as_text, certificate
 from silodp.plan.identity import identity
 from silodp.plan.objects import as_config
 from silodp.plan.plan import Plan
