@@ -26,10 +26,9 @@ from silodp.errors import ConfigError
 from silodp.parse import parse_config
 from silodp.plan.advice import warn_of_run
 from silodp.plan.identity import fingerprint
-from silodp.plan.make import make_plan
 from silodp.run.directory import OTHER_PLAN, PARTS, RunDirectory
 from silodp.run.group import Ran, part_size
-from silodp.run.prepare import Ground, Prepared, prepared_on
+from silodp.run.prepare import Ground, Prepared, plan_on, prepared_on
 from silodp.run.progress import Progress, silent
 from silodp.run.runner import source_name
 from silodp.run.sweep import Value, check_simulated, grid_of, grouped, run_group, save_sweep, settled, with_values
@@ -61,9 +60,9 @@ def sweep_in(
     """A new sweep in a directory of its own."""
     warn_of_run(config, data.sizes, data)
     settings = Settings(config, data)
-    parts = settings.divided(place)
+    plans, parts = settings.fingerprint(), settings.divided(place)
     directory = RunDirectory.create(out, config, sweep_name(config, data))
-    directory.write_json(PARTS, {"parts": [part._asdict() for part in parts], "plans": settings.fingerprint()})
+    directory.write_json(PARTS, {"parts": [part._asdict() for part in parts], "plans": plans})
     return directory, completed(directory, settings, progress, place)
 
 
@@ -122,8 +121,8 @@ class Settings:
         return self.prepared[number]
 
     def fingerprint(self) -> str:
-        """Of all plans: what is kept of a sweep goes on under these, or not at all."""
-        each = [fingerprint(make_plan(config, self.ground.facts)) for config in self.configs]
+        """Of all plans, checked: what is kept of a sweep goes on under these, or not at all."""
+        each = [fingerprint(plan_on(self.ground, config)) for config in self.configs]
         return hashlib.sha256("".join(each).encode()).hexdigest()
 
     def divided(self, place: Place | None) -> list[Part]:
