@@ -62,6 +62,8 @@ def test_batches_of_a_whole_silo_have_an_epsilon_too():
 def test_noise_that_hides_no_whole_silo_is_refused():
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'user': no epsilon holds for so many records together"):
         planned(unit="user", batch=4, epsilon=None, multipliers={"value": 1.0})
+    with pytest.raises(ConfigError, match=r"privacy\.unit = 'user': no epsilon holds for so many records together"):
+        planned(unit="user", batch=4, calibration="paper")
 
 
 def test_the_certificate_says_what_is_protected_and_shows_the_whole_curve():

@@ -41,12 +41,14 @@ def make_plan(config: Config, facts: Facts) -> Plan:
 def refuse_uncounted(plan: Plan) -> None:
     """Noise so little that it counts as none, or that hides no group: no certificate could tell an epsilon."""
     epsilon, unit = plan.config.privacy.epsilon, plan.config.privacy.unit
+    calibrated = epsilon is not None and plan.config.privacy.calibration == "exact"
+    hidden = lambda: all(math.isfinite(plan.epsilon(silo)) for silo in range(plan.facts.silos))
+    if plan.private and unit != "record" and not calibrated and not hidden():
+        raise ConfigError(
+            f"privacy.unit = {unit!r}: no epsilon holds for so many records together, with noise that is given or a "
+            "paper's; let privacy.epsilon set it (calibration = 'exact'), or take unit = 'record'"
+        )
     if epsilon is None:
-        if plan.private and unit != "record" and math.isinf(plan.epsilon(0)):
-            raise ConfigError(
-                f"privacy.unit = {unit!r}: no epsilon holds for so many records together, with the noise that is "
-                "given; give privacy.epsilon, or unit = 'record'"
-            )
         return
     little = any(spent.releases.count and spent.multiplier < accountant.NO_NOISE for spent in plan.spent(0))
     if little and math.isinf(plan.epsilon(0)):
