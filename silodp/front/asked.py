@@ -46,7 +46,8 @@ def knots_for(estimator: Any, config: Config, data: FederatedData) -> int:
 
 def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config, Model | None]:
     """What the estimator asks for, and the model where it is an object."""
-    from silodp.models import NETWORKS, Model
+    from silodp.models import Model
+    from silodp.plan.auto_networks import is_network
     from silodp.plan.objects import config_from
     from silodp.records import has_weight
     from silodp.weights import weighted
@@ -64,7 +65,7 @@ def config_of(estimator: Any, data: FederatedData, delta: float) -> tuple[Config
         seed=seed_of(estimator.random_state),
     )  # fmt: skip
     stages = estimator._stages()
-    if algorithm.get("name") == "auto" and section.get("kind") not in NETWORKS:  # the recipe of these whitens nothing
+    if config.algorithm.name == registry.AUTO and not is_network(config):  # whose recipe whitens nothing
         # Ranges bound what a record can do, and a model of one matrix can be taken elsewhere: nothing is shortened.
         schema = estimator.schema_
         scale = {} if schema is None else {"scale": records.public_scale(schema)}

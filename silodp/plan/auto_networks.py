@@ -75,15 +75,15 @@ def model_tree(config: Config) -> dict[str, Any]:
 
 def network_reasons(config: Config, facts: Facts, std: float) -> list[str]:
     nu, rounds = nu_of(config, facts, std), chosen_rounds(config, facts, std)
+    few = "more would pay with less noise" if nu > STILL else f"noise is below {STILL:g}, so that many pay"
     path, step = path_for(config, facts), step_of(config, facts, std)
     noise = f"noise of the whole budget in one release is {nu:.2g} of the longest gradient"
     shorter = f", {path.at(nu) / path.longest:.0%} of that of large tasks" if nu > path.quiet else ""
     steps = f"steps of {step:.2g}, a path of {rounds * step:.3g}{shorter}: {noise}"
     if not config.privacy.private:
-        steps, noise = f"{path.unclipped:g} of the gradient a step: nothing is clipped or noised", "there is none"
+        steps, few = f"{path.unclipped:g} of the gradient a step: nothing is clipped or noised", "as with little noise"
     if "step_size" in config.algorithm.model_fields_set:
         steps = "the step size that is given"
-    few = "more would pay with less noise" if nu > STILL else f"noise is below {STILL:g}, so that many pay"
     return [
         f"batches of {batch_of(facts)} records a silo, {RATE:.0%} of the smallest: noise as of all, for less work",
         f"hidden layers with {MODEL['activation']} and {MODEL['norm']} norm, unless they are given: one step suits all",

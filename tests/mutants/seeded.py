@@ -1298,7 +1298,7 @@ MUTANTS = [
     ),
     Mutant(
         "network-whitened", "silodp/front/asked.py",
-        ' and section.get("kind") not in NETWORKS:', ":",
+        'registry.AUTO and not is_network(config):', "registry.AUTO:",
         "a network is trained on whitened features and predicts from plain ones",
         "tests/test_bundle.py::test_what_auto_makes_and_what_no_epsilon_holds_for_is_saved_too",
     ),
